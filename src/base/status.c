@@ -1,0 +1,50 @@
+/* status.c - status names and the per-thread sentences. */
+#include "base/status.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+static _Thread_local char last_error[1024];
+static _Thread_local char last_path[64];
+
+ffpa_status fail(ffpa_status status, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(last_error, sizeof last_error, fmt, ap);
+    va_end(ap);
+    return status;
+}
+
+void path_taken(const char *path) { snprintf(last_path, sizeof last_path, "%s", path); }
+
+const char *ffpa_last_error(void) { return last_error; }
+
+const char *ffpa_last_path(void) { return last_path; }
+
+const char *ffpa_status_name(ffpa_status status)
+{
+    switch (status) {
+#define FFPA_X(name, value, text)                                                              \
+    case FFPA_##name: return "FFPA_" #name;
+        FFPA_STATUS_MAP(FFPA_X)
+#undef FFPA_X
+    }
+    return "FFPA_E_UNKNOWN";
+}
+
+const char *ffpa_status_text(ffpa_status status)
+{
+    switch (status) {
+#define FFPA_X(name, value, text)                                                              \
+    case FFPA_##name: return text;
+        FFPA_STATUS_MAP(FFPA_X)
+#undef FFPA_X
+    }
+    return "unknown status";
+}
+
+uint32_t ffpa_version(void)
+{
+    return FFPA_VERSION_MAJOR << 16 | FFPA_VERSION_MINOR << 8 | FFPA_VERSION_PATCH;
+}

@@ -1,0 +1,46 @@
+/* problem.h - what is asked, without pointers: the key of the plan cache and the subject of every
+ * "can you?" put to a backend. */
+#ifndef FFPA_CORE_PROBLEM_H
+#define FFPA_CORE_PROBLEM_H
+
+#include "core/call.h"
+
+#include <stdbool.h>
+
+/* Outputs that a call asks for. */
+enum { OUT_LSE = 1, OUT_DQ = 2, OUT_DK = 4, OUT_DV = 8, OUT_DMASK = 16, OUT_DSINK = 32 };
+
+/* Where lengths come from. */
+enum { VARLEN_Q = 1, VARLEN_K = 2, CACHE_LENGTHS = 4, CACHE_PAGED = 8 };
+
+/* A problem and what planning needs besides. All bytes are significant (it is hashed): make one with
+ * problem_of_call or problem_of_ask, which zero it first. */
+typedef struct problem {
+    ffpa_problem ask;        /* b = sequences; nq, nk = longest known sequence; lengths[] unused */
+    uint32_t sources;        /* VARLEN_*, CACHE_* */
+    uint32_t outputs;        /* OUT_* */
+    int32_t o_dtype;
+    int32_t device;          /* FFPA_HOST or FFPA_CUDA(i) */
+    int32_t dlse, dropping;  /* 0 or 1: dlse given; dropout struct given */
+    int32_t new_keys, row_subset; /* 0 or 1 */
+    int64_t total_q, total_k;     /* rows of q and k over all sequences (B * N when dense) */
+    uint64_t workspace_limit_bytes;
+} problem;
+
+/* Every rule about shapes, dtypes, strides and options, checked once. `fn` opens each sentence.
+ * Index arrays (offsets, lengths, pages) in host memory are checked by sequences_check, not here. */
+ffpa_status problem_of_call(problem *p, const call *c, const char *fn);
+
+/* The problem that contiguous host tensors of `ask` would give. */
+ffpa_status problem_of_ask(problem *p, const ffpa_problem *ask, const char *fn);
+
+/* Floating-point operations over valid pairs, and bytes with each input read and output written once.
+ * Lengths that only the device knows count as their longest. */
+double problem_flop(const problem *p);
+double problem_bytes(const problem *p);
+
+/* Bytes of one element; 0 for an unknown dtype. */
+size_t dtype_bytes(int32_t dtype);
+const char *dtype_name(int32_t dtype); /* "bf16"; "?" when unknown */
+
+#endif
