@@ -1,0 +1,91 @@
+/* tile.c - the register tile, one copy per number of rows and way of walking A; see tile.h. */
+#include "cpu/simd/tile.h"
+
+/* A unit stride of A becomes an address offset, which saves an addition per load. PARTIAL is
+ * any strides and fewer than NR columns. */
+enum walk { ALONG_K, ALONG_I, ANY_WALK, PARTIAL, WALKS };
+
+/* m x NR elements of C, or m x n with PARTIAL. m and walk are constants wherever this is
+ * inlined. */
+INLINE void tile_block(const int m, const enum walk walk, ptrdiff_t n, ptrdiff_t depth,
+                       const tile_a *a, const tile_b *b, const tile_c *c)
+{
+    const ptrdiff_t row = walk == ALONG_I ? 1 : a->row, col = walk == ALONG_K ? 1 : a->col;
+    const ptrdiff_t n0 = n < VL ? n : VL, n1 = n - n0;
+    const float *pa[(MR + 2) / 3]; /* every third row; the others are one and two strides on */
+    const float *pb = b->p;
+    vf acc[MR][2];
+    UNROLL for (int i = 0; i < m; i++)
+    {
+        acc[i][0] = vzero();
+        acc[i][1] = vzero();
+        if (i % 3 == 0) pa[i / 3] = a->p + i * row;
+    }
+    for (ptrdiff_t k = 0; k < depth; k++) {
+        const vf b0 = walk == PARTIAL ? vload_first(pb, n0) : vload(pb);
+        const vf b1 = walk == PARTIAL ? vload_first(pb + n0, n1) : vload(pb + VL);
+        pb += b->ld;
+        UNROLL for (int i = 0; i < m; i++)
+        {
+            const vf x = vset(pa[i / 3][i % 3 * row]);
+            acc[i][0] = vfma(x, b0, acc[i][0]);
+            acc[i][1] = vfma(x, b1, acc[i][1]);
+        }
+        UNROLL for (int i = 0; i < m; i += 3) pa[i / 3] += col;
+    }
+    UNROLL for (int i = 0; i < m; i++)
+    {
+        float *p = c->p + i * c->ld;
+        if (walk == PARTIAL) {
+            if (c->add) acc[i][0] += vload_first(p, n0), acc[i][1] += vload_first(p + n0, n1);
+            vstore_first(p, acc[i][0], n0);
+            vstore_first(p + n0, acc[i][1], n1);
+        } else {
+            if (c->add) acc[i][0] += vload(p), acc[i][1] += vload(p + VL);
+            vstore(p, acc[i][0]);
+            vstore(p + VL, acc[i][1]);
+        }
+    }
+}
+
+typedef void block_fn(ptrdiff_t n, ptrdiff_t depth, const tile_a *a, const tile_b *b,
+                      const tile_c *c);
+
+#define BLOCK(m, walk)                                                            \
+    static void block_##m##_##walk(ptrdiff_t n, ptrdiff_t depth, const tile_a *a, \
+                                   const tile_b *b, const tile_c *c)              \
+    {                                                                             \
+        tile_block(m, walk, n, depth, a, b, c);                                   \
+    }
+#define BLOCKS(m) BLOCK(m, ALONG_K) BLOCK(m, ALONG_I) BLOCK(m, ANY_WALK) BLOCK(m, PARTIAL)
+#define NAMES(m) \
+    [m] = {block_##m##_ALONG_K, block_##m##_ALONG_I, block_##m##_ANY_WALK, block_##m##_PARTIAL}
+
+BLOCKS(1)
+BLOCKS(2) BLOCKS(3) BLOCKS(4) BLOCKS(5) BLOCKS(6)
+#if defined(__AVX512F__)
+    BLOCKS(7) BLOCKS(8) BLOCKS(9) BLOCKS(10) BLOCKS(11) BLOCKS(12)
+#endif
+
+        static block_fn *const blocks[MR + 1][WALKS] = {
+            NAMES(1), NAMES(2), NAMES(3), NAMES(4),  NAMES(5),  NAMES(6),
+#if defined(__AVX512F__)
+            NAMES(7), NAMES(8), NAMES(9), NAMES(10), NAMES(11), NAMES(12),
+#endif
+};
+
+void tile_mul(ptrdiff_t m, ptrdiff_t n, ptrdiff_t depth, tile_a a, tile_b b, tile_c c)
+{
+    const enum walk full = a.col == 1 ? ALONG_K : a.row == 1 ? ALONG_I : ANY_WALK;
+    for (ptrdiff_t j = 0; j < n; j += NR) {
+        const ptrdiff_t columns = n - j < NR ? n - j : NR;
+        const enum walk walk = columns < NR ? PARTIAL : full;
+        const tile_b bj = {b.p + j, b.ld};
+        for (ptrdiff_t i = 0; i < m; i += MR) {
+            const ptrdiff_t rows = m - i < MR ? m - i : MR;
+            const tile_a ai = {a.p + i * a.row, a.row, a.col};
+            const tile_c cij = {c.p + i * c.ld + j, c.ld, c.add};
+            blocks[rows][walk](columns, depth, &ai, &bj, &cij);
+        }
+    }
+}

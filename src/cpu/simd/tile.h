@@ -1,0 +1,54 @@
+/* tile.h - the register-tile product that every matrix product of this folder is made of:
+ *
+ *   C[i][j] = (add ? C[i][j] : 0) + sum_k A[i][k] * B[k][j]      i < m, j < n, k < depth
+ *
+ *            B row k: NR floats, two vectors, from L1
+ *            |  b0  |  b1  |
+ *     A[0][k] acc00   acc01        One step of k: two loads of B, MR broadcasts of A,
+ *     A[1][k] acc10   acc11        2 MR multiply-adds. A is read in place through two strides,
+ *      ...     ...     ...         so rows of K (col = 1) and columns of V (row = 1) need no
+ *     A[MR-1] .       .            packing; only B's rows must be contiguous.
+ *
+ * Sums run over k in increasing order for each element, in one chain, whatever m, n and the
+ * place of an element in them: results depend on neither tiling of i and j nor threads.
+ *
+ * Cost model: B's panel (depth x NR floats) is read once per MR rows, so the caller keeps
+ * depth <= TILE_DEPTH for it to stay in L1; A streams from L2 and wants a row stride that is
+ * not a multiple of 4096 bytes / 8, or its rows fall into the same cache sets (tile_stride
+ * pads). */
+#ifndef FFPA_CPU_SIMD_TILE_H
+#define FFPA_CPU_SIMD_TILE_H
+
+#include "cpu/simd/vec.h"
+
+#include <stdbool.h>
+
+enum { TILE_DEPTH = 256 };
+
+typedef struct tile_a { /* element (i, k) is p[i * row + k * col]; any strides, any alignment */
+    const float *p;
+    ptrdiff_t row, col;
+} tile_a;
+
+typedef struct tile_b { /* element (k, j) is p[k * ld + j]; element alignment suffices */
+    const float *p;
+    ptrdiff_t ld;
+} tile_b;
+
+typedef struct tile_c { /* element (i, j) is p[i * ld + j]; overlaps neither A nor B */
+    float *p;
+    ptrdiff_t ld;
+    bool add; /* C += instead of C = */
+} tile_c;
+
+/* The product above for any m, n, depth >= 0. Nothing outside the m x depth, depth x n and m x
+ * n elements is read or written. B's columns are taken NR at a time, the outer loop; fastest
+ * when n is a multiple of NR and m of MR. */
+#define tile_mul ISA_NAME(tile_mul)
+void tile_mul(ptrdiff_t m, ptrdiff_t n, ptrdiff_t depth, tile_a a, tile_b b, tile_c c);
+
+/* Row stride for scratch rows of n floats: a multiple of one cache line, and an odd number of
+ * them, so that neighbouring rows never share a cache set. */
+INLINE ptrdiff_t tile_stride(ptrdiff_t n) { return (((n + 15) / 16) | 1) * 16; }
+
+#endif
