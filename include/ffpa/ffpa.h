@@ -19,6 +19,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #define FFPA_VERSION_MAJOR 0
 #define FFPA_VERSION_MINOR 1
@@ -152,7 +153,8 @@ typedef struct ffpa_context_options {
  * threads  a context may be used from any number of threads, and after fork in the child */
 FFPA_API ffpa_status ffpa_context_create(const ffpa_context_options *options, ffpa_context **context);
 
-/* Free a context. No call may be in flight and no plan of it may be used afterwards; NULL is fine. */
+/* Free a context. No call may be in flight on any thread and no plan of it may be used afterwards;
+ * NULL is fine. */
 FFPA_API void ffpa_context_destroy(ffpa_context *context);
 
 /* ---- options that hang off the call -------------------------------------------------------- */
@@ -266,7 +268,8 @@ typedef struct ffpa_forward_params {
 /* Zeroed parameters with struct_size set. */
 static inline ffpa_forward_params ffpa_forward_params_init(void)
 {
-    ffpa_forward_params p = {0};
+    ffpa_forward_params p;
+    memset(&p, 0, sizeof p);
     p.struct_size = sizeof p;
     return p;
 }
@@ -312,7 +315,8 @@ typedef struct ffpa_backward_params {
 
 static inline ffpa_backward_params ffpa_backward_params_init(void)
 {
-    ffpa_backward_params p = {0};
+    ffpa_backward_params p;
+    memset(&p, 0, sizeof p);
     p.struct_size = sizeof p;
     return p;
 }
@@ -348,7 +352,8 @@ typedef struct ffpa_merge_params {
 
 static inline ffpa_merge_params ffpa_merge_params_init(void)
 {
-    ffpa_merge_params p = {0};
+    ffpa_merge_params p;
+    memset(&p, 0, sizeof p);
     p.struct_size = sizeof p;
     return p;
 }
@@ -425,16 +430,17 @@ FFPA_API ffpa_status ffpa_forward_supported(ffpa_context *context, const ffpa_fo
 FFPA_API ffpa_status ffpa_backward_supported(ffpa_context *context, const ffpa_backward_params *params,
                                              ffpa_report *report);
 
-/* The same for a problem without tensors, as contiguous host tensors would have it. Any thread. */
+/* The same for a problem without tensors, as contiguous host tensors would have it. Errors as for
+ * ffpa_forward. Any thread. */
 FFPA_API ffpa_status ffpa_explain(ffpa_context *context, const ffpa_problem *problem,
                                   ffpa_report *report);
 
 /* One line about this context for bug reports: version, backend, ISA, threads. Valid as long as the
- * context. Never NULL. */
+ * context. Never NULL. Any thread. */
 FFPA_API const char *ffpa_context_describe(const ffpa_context *context);
 
 /* Compile the kernels of a problem for a GPU architecture ("sm_90a") into a directory, without a GPU.
- * This version has no GPU backend and answers E_UNSUPPORTED. */
+ * This version has no GPU backend and answers E_UNSUPPORTED. Any thread. */
 FFPA_API ffpa_status ffpa_prebuild(ffpa_context *context, const ffpa_problem *problem,
                                    const char *arch, const char *directory);
 
@@ -453,7 +459,7 @@ FFPA_API void ffpa_plan_destroy(ffpa_plan *plan);
 FFPA_API ffpa_status ffpa_plan_run_forward(const ffpa_plan *plan, const ffpa_forward_params *params);
 FFPA_API ffpa_status ffpa_plan_run_backward(const ffpa_plan *plan, const ffpa_backward_params *params);
 
-/* What was planned. */
+/* What was planned. Errors E_INVALID, E_NEWER. Any thread. */
 FFPA_API ffpa_status ffpa_plan_report(const ffpa_plan *plan, ffpa_report *report);
 
 #ifdef __cplusplus

@@ -1,0 +1,35 @@
+# Everyday targets. The build itself is CMake + Ninja; this file only remembers the commands.
+BUILD ?= build
+
+all: $(BUILD)/build.ninja
+	@cmake --build $(BUILD)
+
+# Only on a first build: a folder that somebody configured otherwise keeps its configuration.
+$(BUILD)/build.ninja:
+	@tools/deps.sh build
+	@cmake -S . -B $(BUILD) -G Ninja -DFFPA_TESTS=OFF
+
+demo:
+	@tools/deps.sh --install build
+	@$(MAKE) --no-print-directory all
+	@tools/demo.sh
+
+check:
+	@tools/deps.sh --install check
+	@tools/check.sh
+
+bench: all
+	@if [ -x bench/cpu.sh ]; then bench/cpu.sh; else echo "bench/cpu.sh is missing"; exit 1; fi
+
+fmt:
+	@tools/deps.sh check
+	@tools/format.sh --write
+
+golden:
+	@tools/deps.sh check
+	@tools/golden.sh
+
+clean:
+	@rm -rf $(BUILD) build-check
+
+.PHONY: all demo check bench fmt golden clean

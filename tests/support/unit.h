@@ -1,0 +1,32 @@
+/* unit.h - cmocka with the headers it wants first, and the assertions that our tests repeat. */
+#ifndef FFPA_TESTS_UNIT_H
+#define FFPA_TESTS_UNIT_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#undef fail /* the library has its own, in base/status.h */
+
+#include "ffpa/ffpa.h"
+
+#include <string.h>
+
+#define COUNT(array) (sizeof(array) / sizeof(array)[0])
+
+/* The call gives this status and, when it is a failure, a sentence that contains `words`. */
+#define assert_status(call, wanted, words)                                                     \
+    do {                                                                                       \
+        const ffpa_status got_ = (call);                                                       \
+        if (got_ != (wanted))                                                                  \
+            fail_msg("%s: %s \"%s\", wanted %s", #call, ffpa_status_name(got_),                \
+                     got_ ? ffpa_last_error() : "", ffpa_status_name(wanted));                 \
+        if (got_ != FFPA_OK && !strstr(ffpa_last_error(), (words)))                            \
+            fail_msg("%s: \"%s\" does not mention \"%s\"", #call, ffpa_last_error(), (words)); \
+    } while (0)
+
+#define assert_ok(call) assert_status(call, FFPA_OK, "")
+
+#endif

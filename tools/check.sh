@@ -1,0 +1,72 @@
+#!/bin/bash
+# check.sh - everything that must hold before a commit lands on main: text rules, three builds, every
+# test in two of them, the thread sanitizer, an install. Logs: build-check/*.log. Goes on after a
+# failure, so one run tells all; the last line is the verdict.
+set -u
+cd "$(dirname "$0")/.."
+work=$PWD/build-check
+jobs=$(nproc)
+mkdir -p "$work"
+failed=()
+
+# step NAME COMMAND...: run it quietly; show the end of its log when it fails.
+step() {
+    local name=$1 begin=$SECONDS
+    shift
+    if "$@" >"$work/$name.log" 2>&1; then
+        printf '  ok    %-12s %4d s  %s\n' "$name" $((SECONDS - begin)) "$(tail -n 1 "$work/$name.log" | cut -c 1-60)"
+    else
+        printf '  FAIL  %-12s %4d s  %s\n' "$name" $((SECONDS - begin)) "build-check/$name.log ends:"
+        tail -n 40 "$work/$name.log"
+        failed+=("$name")
+    fi
+}
+
+# build FOLDER TARGET CMAKE-OPTIONS...
+build() {
+    local folder=$work/$1 target=$2
+    shift 2
+    cmake -S . -B "$folder" -G Ninja "$@" && cmake --build "$folder" -j "$jobs" --target "$target" &&
+        echo "built: $target"
+}
+
+# tests FOLDER OPTIONS...: its ctests; finding none is a failure.
+tests() {
+    ctest --test-dir "$work/$1" -j "$jobs" --output-on-failure --timeout 300 --no-tests=error "${@:2}"
+}
+quick_tests() { FFPA_TEST_EFFORT=quick tests "$@"; }
+
+# Test counts, where a person and CI look for them.
+closing_lines() { grep -E 'tests passed|Total Test time|No tests were found' "$work/$1.log"; }
+
+export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1:allocator_may_return_null=1
+export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+
+begin=$SECONDS
+echo "check: $(git rev-parse --short HEAD 2>/dev/null), $jobs processors"
+step format tools/format.sh
+step layers python3 tools/check_layers.py
+step docs python3 tools/check_docs.py
+
+step gcc build gcc all -DCMAKE_C_COMPILER=gcc
+step gcc-tests tests gcc
+closing_lines gcc-tests
+step install tests/install/run_install_test.sh "$work/gcc" "$work/install"
+
+step clang build clang all -DCMAKE_C_COMPILER=clang-14 -DFFPA_FUZZ=ON
+
+# The sanitizers cost a factor of 3 to 10; FFPA_TEST_EFFORT=quick lets long sweeps thin themselves out.
+step asan build asan all -DCMAKE_C_COMPILER=gcc -DCMAKE_BUILD_TYPE=RelWithDebInfo -DFFPA_SANITIZE=address,undefined
+step asan-tests quick_tests asan
+closing_lines asan-tests
+
+step tsan build tsan threaded_tests -DCMAKE_C_COMPILER=gcc -DCMAKE_BUILD_TYPE=RelWithDebInfo -DFFPA_SANITIZE=thread
+step tsan-tests tests tsan -L threaded
+closing_lines tsan-tests
+
+if [ ${#failed[@]} -gt 0 ]; then
+    echo "check: FAILED in $((SECONDS - begin)) s: ${failed[*]}"
+    exit 1
+fi
+echo "check: all green in $((SECONDS - begin)) s"

@@ -1,0 +1,8 @@
+#!/bin/sh
+# format.sh [--write] - check (or rewrite) the C sources with the one clang-format that CI uses.
+set -eu
+cd "$(dirname "$0")/.."
+mode="--dry-run --Werror"
+[ "${1:-}" = --write ] && mode=-i
+# shellcheck disable=SC2086 # two options
+git ls-files -z --cached --others --exclude-standard '*.c' '*.h' '*.cc' | xargs -0 clang-format-14 $mode

@@ -1,0 +1,10 @@
+#!/bin/sh
+# golden.sh - rewrite the golden files from what the tree does now. Reviewing the diff is the test.
+set -eu
+cd "$(dirname "$0")/.."
+cmake -S . -B build-check/gcc -G Ninja -DCMAKE_C_COMPILER=gcc >/dev/null
+cmake --build build-check/gcc
+mkdir -p tests/golden
+python3 tests/abi/abi_dump.py build-check/gcc/libffpa.so --write tests/golden/abi_x86_64.txt
+if [ -x tests/cli/run_golden.sh ]; then tests/cli/run_golden.sh --write build-check/gcc/ffpa; fi
+git --no-pager diff --stat -- tests
