@@ -14,6 +14,7 @@
  *
  * Letters: B batch, Hq query heads, Hk key heads, Nq query rows, Nk keys, D and Dv head dimensions.
  * Definitions of every option, of empty rows and of the accept rule: docs/numerics.md. */
+/* clang-format off: declarations and their comments stand in columns, by hand */
 #ifndef FFPA_H
 #define FFPA_H
 

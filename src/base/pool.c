@@ -18,25 +18,25 @@
 
 struct pool {
     const allocator *alloc;
-    int threads;             /* workers 1..threads-1 are pool threads, worker 0 is the caller */
-    int started;             /* pool threads that exist */
-    _Atomic pid_t owner;     /* process the locks and threads belong to */
-    pthread_mutex_t busy;    /* held by the caller whose job runs */
-    pthread_mutex_t lock;    /* guards everything below but `next` */
-    pthread_cond_t wake;     /* to the workers: `round` moved or `stop` is set */
-    pthread_cond_t idle;     /* to the caller: `working` fell to 0 */
-    uint64_t round;          /* jobs published so far */
-    int working;             /* threads that have not finished this round */
+    int threads;          /* workers 1..threads-1 are pool threads, worker 0 is the caller */
+    int started;          /* pool threads that exist */
+    _Atomic pid_t owner;  /* process the locks and threads belong to */
+    pthread_mutex_t busy; /* held by the caller whose job runs */
+    pthread_mutex_t lock; /* guards everything below but `next` */
+    pthread_cond_t wake;  /* to the workers: `round` moved or `stop` is set */
+    pthread_cond_t idle;  /* to the caller: `working` fell to 0 */
+    uint64_t round;       /* jobs published so far */
+    int working;          /* threads that have not finished this round */
     bool stop;
     pool_fn fn;
     void *job;
     int64_t pieces;
-    _Atomic int64_t next;    /* first unclaimed piece */
+    _Atomic int64_t next; /* first unclaimed piece */
     struct worker {
         struct pool *pool;
         pthread_t thread;
         int index;
-        uint64_t seen;       /* last round this worker took part in */
+        uint64_t seen; /* last round this worker took part in */
     } worker[];
 };
 
@@ -55,7 +55,8 @@ static void *worker_main(void *argument)
     pool *p = w->pool;
     pthread_mutex_lock(&p->lock);
     for (;;) {
-        while (!p->stop && p->round == w->seen) pthread_cond_wait(&p->wake, &p->lock);
+        while (!p->stop && p->round == w->seen)
+            pthread_cond_wait(&p->wake, &p->lock);
         if (p->stop) break;
         w->seen = p->round;
         pthread_mutex_unlock(&p->lock);
@@ -82,7 +83,8 @@ static void pool_adopt(pool *p)
 /* Start the threads that are missing; fewer may exist afterwards. Called with `busy` held. */
 static void pool_start(pool *p)
 {
-    sigset_t all, before; /* signals are the program's: its handlers must not run on our threads */
+    sigset_t all,
+        before; /* signals are the program's: its handlers must not run on our threads */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (p->started < p->threads - 1) {
@@ -113,7 +115,8 @@ void pool_free(pool *p)
         p->stop = true;
         pthread_cond_broadcast(&p->wake);
         pthread_mutex_unlock(&p->lock);
-        for (int i = 0; i < p->started; i++) pthread_join(p->worker[i].thread, NULL);
+        for (int i = 0; i < p->started; i++)
+            pthread_join(p->worker[i].thread, NULL);
         pthread_mutex_destroy(&p->busy);
         pthread_mutex_destroy(&p->lock);
         pthread_cond_destroy(&p->wake);
@@ -126,7 +129,8 @@ int pool_threads(const pool *p) { return p->threads; }
 
 static void run_alone(pool_fn fn, void *job, int64_t pieces)
 {
-    for (int64_t piece = 0; piece < pieces; piece++) fn(job, piece, 0);
+    for (int64_t piece = 0; piece < pieces; piece++)
+        fn(job, piece, 0);
 }
 
 void pool_run(pool *p, pool_fn fn, void *job, int64_t pieces)
@@ -135,7 +139,8 @@ void pool_run(pool *p, pool_fn fn, void *job, int64_t pieces)
         run_alone(fn, job, pieces);
         return;
     }
-    if (atomic_load(&p->owner) != getpid()) pool_adopt(p); /* child: only this thread exists yet */
+    if (atomic_load(&p->owner) != getpid())
+        pool_adopt(p); /* child: only this thread exists yet */
     if (pthread_mutex_trylock(&p->busy) != 0) {
         run_alone(fn, job, pieces);
         return;
@@ -154,7 +159,8 @@ void pool_run(pool *p, pool_fn fn, void *job, int64_t pieces)
     claim_pieces(p, 0);
 
     pthread_mutex_lock(&p->lock);
-    while (p->working > 0) pthread_cond_wait(&p->idle, &p->lock);
+    while (p->working > 0)
+        pthread_cond_wait(&p->idle, &p->lock);
     pthread_mutex_unlock(&p->lock);
     pthread_mutex_unlock(&p->busy);
 }
@@ -162,7 +168,8 @@ void pool_run(pool *p, pool_fn fn, void *job, int64_t pieces)
 int pool_processors(void)
 {
     cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0) return CPU_COUNT(&set);
+    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0)
+        return CPU_COUNT(&set);
     const long online = sysconf(_SC_NPROCESSORS_ONLN);
     return online > 0 ? (int)online : 1;
 }

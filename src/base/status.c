@@ -25,7 +25,7 @@ const char *ffpa_last_path(void) { return last_path; }
 const char *ffpa_status_name(ffpa_status status)
 {
     switch (status) {
-#define FFPA_X(name, value, text)                                                              \
+#define FFPA_X(name, value, text) \
     case FFPA_##name: return "FFPA_" #name;
         FFPA_STATUS_MAP(FFPA_X)
 #undef FFPA_X
@@ -36,7 +36,7 @@ const char *ffpa_status_name(ffpa_status status)
 const char *ffpa_status_text(ffpa_status status)
 {
     switch (status) {
-#define FFPA_X(name, value, text)                                                              \
+#define FFPA_X(name, value, text) \
     case FFPA_##name: return text;
         FFPA_STATUS_MAP(FFPA_X)
 #undef FFPA_X

@@ -12,16 +12,16 @@ ffpa_status fail(ffpa_status status, const char *fmt, ...) FFPA_PRINTF(2, 3);
 /* Remember the path of a successful run for ffpa_last_path(). */
 void path_taken(const char *path);
 
-#define TRY(expr)                                                                              \
-    do {                                                                                       \
-        const ffpa_status try_status_ = (expr);                                                \
-        if (try_status_ != FFPA_OK) return try_status_;                                        \
+#define TRY(expr)                                       \
+    do {                                                \
+        const ffpa_status try_status_ = (expr);         \
+        if (try_status_ != FFPA_OK) return try_status_; \
     } while (0)
 
 /* CHECK(rule, FFPA_E_INVALID, "%s: ...", fn): return with a sentence unless the rule holds. */
-#define CHECK(rule, status, ...)                                                               \
-    do {                                                                                       \
-        if (!(rule)) return fail((status), __VA_ARGS__);                                       \
+#define CHECK(rule, status, ...)                         \
+    do {                                                 \
+        if (!(rule)) return fail((status), __VA_ARGS__); \
     } while (0)
 
 #endif
