@@ -18,6 +18,9 @@ typedef struct call {
     ffpa_row_subset rows;
 } call;
 
+/* Size of ffpa_problem in version 0.1, for params_read. */
+enum { PROBLEM_V01 = 408 };
+
 /* Copy a struct of any version into `dst`: fields an older caller lacks become zero; bytes a newer
  * caller has beyond ours must be zero. `min_bytes` is the size the struct had in version 0.1. */
 ffpa_status params_read(void *dst, size_t dst_bytes, size_t min_bytes, const void *src,

@@ -39,6 +39,13 @@ ffpa_status problem_of_ask(problem *p, const ffpa_problem *ask, const char *fn);
 double problem_flop(const problem *p);
 double problem_bytes(const problem *p);
 
+/* Keys that causal and window leave to query i of a sequence of nq rows and nk keys: [first, last),
+ * clipped to the sequence; first == last when none is left. */
+typedef struct key_range {
+    int64_t first, last;
+} key_range;
+key_range key_range_of(const ffpa_problem *a, int64_t nq, int64_t nk, int64_t i);
+
 /* Bytes of one element; 0 for an unknown dtype. */
 size_t dtype_bytes(int32_t dtype);
 const char *dtype_name(int32_t dtype); /* "bf16"; "?" when unknown */

@@ -36,12 +36,6 @@ const void *sequence_key(const sequence *s, const ffpa_tensor *t, int64_t h, int
 /* Address of query row i of a sequence in head h of q, o, lse, dout, dlse or dq. */
 void *sequence_query(const sequence *s, const ffpa_tensor *t, int64_t h, int64_t i);
 
-/* First and one-past-last key that causal and window leave to query i; empty when first >= last. */
-typedef struct key_range {
-    int64_t first, last;
-} key_range;
-key_range sequence_keys(const call *c, const sequence *s, int64_t i);
-
 /* Index arrays of either width. */
 int64_t index_at(const void *array, int32_t dtype, int64_t i);
 

@@ -1,0 +1,108 @@
+/* api_context.c - contexts: the one place that names every backend and reads the environment. */
+#include "core/call.h"
+#include "core/plan.h"
+#include "cpu/cpu_backend.h"
+#include "cpu/isa.h"
+#include "cpu/ref.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const FN = "ffpa_context_create";
+enum { OPTIONS_V01 = 72, MAX_THREADS = 1024 };
+_Static_assert(sizeof(ffpa_context_options) == OPTIONS_V01, "ABI: ffpa_context_options");
+
+static const backend *const BACKENDS[] = {&cpu_backend, &reference_backend, &naive_backend};
+enum { BACKEND_COUNT = sizeof BACKENDS / sizeof BACKENDS[0] };
+
+/* An option, or else an environment variable that is set and not empty. */
+static const char *option_or_env(const char *option, const char *variable)
+{
+    const char *env = getenv(variable);
+    return option ? option : env && *env ? env : NULL;
+}
+
+static ffpa_status read_threads(const ffpa_context_options *o, int *threads)
+{
+    const char *env = option_or_env(NULL, "FFPA_THREADS");
+    CHECK(o->threads >= 0 && o->threads <= MAX_THREADS, FFPA_E_INVALID, "%s: threads=%d is not in 0..%d",
+          FN, o->threads, MAX_THREADS);
+    *threads = o->threads;
+    if (*threads == 0 && env) {
+        char *end;
+        const long n = strtol(env, &end, 10);
+        CHECK(!*end && n >= 1 && n <= MAX_THREADS, FFPA_E_INVALID,
+              "%s: FFPA_THREADS=%.40s is not a number in 1..%d", FN, env, MAX_THREADS);
+        *threads = (int)n;
+    }
+    if (*threads == 0) *threads = pool_processors();
+    return FFPA_OK;
+}
+
+static ffpa_status choose_backend(ffpa_context *ctx, const ffpa_context_options *o)
+{
+    const char *name = option_or_env(o->backend, "FFPA_BACKEND");
+    for (int i = 0; i < BACKEND_COUNT; i++) ctx->list[i] = BACKENDS[i];
+    if (!name || strcmp(name, "auto") == 0) return FFPA_OK;
+    for (int i = 0; i < BACKEND_COUNT; i++)
+        if (strcmp(name, BACKENDS[i]->name) == 0) ctx->only = BACKENDS[i];
+    CHECK(ctx->only, FFPA_E_INVALID, "%s: backend=%.40s is none of auto, cpu, reference, naive", FN, name);
+    return FFPA_OK;
+}
+
+static ffpa_status read_options(ffpa_context *ctx, const ffpa_context_options *o, int *threads)
+{
+    CHECK(o->policy == FFPA_STRICT || o->policy == FFPA_ALLOW_SLOW, FFPA_E_INVALID,
+          "%s: policy=%d is neither FFPA_STRICT (0) nor FFPA_ALLOW_SLOW (1)", FN, o->policy);
+    CHECK(!o->alloc == !o->free, FFPA_E_INVALID, "%s: %s is set without %s; give both or neither", FN,
+          o->alloc ? "alloc" : "free", o->alloc ? "free" : "alloc");
+    ctx->alloc = o->alloc ? (allocator){o->alloc, o->free, o->alloc_user} : allocator_default;
+    ctx->policy = (ffpa_policy)o->policy;
+    ctx->log = o->log;
+    ctx->log_user = o->log_user;
+    TRY(choose_backend(ctx, o));
+    TRY(read_threads(o, threads));
+    return isa_by_name(option_or_env(o->cpu_isa, "FFPA_CPU_ISA"), FN, &ctx->isa);
+}
+
+ffpa_status ffpa_context_create(const ffpa_context_options *options, ffpa_context **context)
+{
+    ffpa_context_options o = {.struct_size = sizeof o};
+    ffpa_context draft = {0};
+    int threads = 1;
+    CHECK(context, FFPA_E_INVALID, "%s: context is NULL", FN);
+    *context = NULL;
+    if (options) TRY(params_read(&o, sizeof o, OPTIONS_V01, options, FN, "options"));
+    TRY(read_options(&draft, &o, &threads));
+    ffpa_context *ctx = mem_new(&draft.alloc, sizeof *ctx);
+    CHECK(ctx, FFPA_E_OUT_OF_MEMORY, "%s: no memory for a context (%zu bytes)", FN, sizeof *ctx);
+    *ctx = draft;
+    ctx->pool = pool_new(&ctx->alloc, threads);
+    ctx->plans = plan_cache_new(&ctx->alloc);
+    if (!ctx->pool || !ctx->plans) {
+        ffpa_context_destroy(ctx);
+        return fail(FFPA_E_OUT_OF_MEMORY, "%s: no memory for the thread pool or the plan cache", FN);
+    }
+    snprintf(ctx->describe, sizeof ctx->describe, "ffpa %d.%d.%d backend=%s isa=%s threads=%d policy=%s",
+             FFPA_VERSION_MAJOR, FFPA_VERSION_MINOR, FFPA_VERSION_PATCH,
+             ctx->only ? ctx->only->name : "auto", isa_name(ctx->isa), threads,
+             ctx->policy == FFPA_ALLOW_SLOW ? "allow-slow" : "strict");
+    context_log(ctx, FFPA_LOG_INFO, "%s", ctx->describe);
+    *context = ctx;
+    return FFPA_OK;
+}
+
+void ffpa_context_destroy(ffpa_context *context)
+{
+    if (!context) return;
+    plan_cache_free(context->plans);
+    pool_free(context->pool);
+    const allocator a = context->alloc;
+    mem_free(&a, context);
+}
+
+const char *ffpa_context_describe(const ffpa_context *context)
+{
+    return context ? context->describe : "no context";
+}

@@ -1,0 +1,134 @@
+/* api_plan.c - asking before calling, and calling with planning hoisted out. */
+#include "api/api.h"
+
+#include <string.h>
+
+/* ---- reports ------------------------------------------------------------------------------------- */
+
+/* Copy a report to a caller whose struct may be older or newer than ours. */
+static void give_report(ffpa_report *user, const ffpa_report *ours)
+{
+    const size_t user_bytes = user->struct_size;
+    memcpy(user, ours, user_bytes < sizeof *ours ? user_bytes : sizeof *ours);
+    user->struct_size = user_bytes;
+}
+
+static ffpa_status check_report(const ffpa_report *report, const char *fn)
+{
+    CHECK_GIVEN(report, fn);
+    CHECK(report->struct_size >= sizeof report->struct_size, FFPA_E_INVALID,
+          "%s: report.struct_size=%zu; set it to sizeof(ffpa_report)", fn, report->struct_size);
+    return FFPA_OK;
+}
+
+static ffpa_status explain(ffpa_context *context, const problem *p, ffpa_report *report, const char *fn)
+{
+    ffpa_plan *plan;
+    ffpa_report refusals = {.struct_size = sizeof refusals};
+    const ffpa_status status = plan_make(context, p, fn, &plan, &refusals);
+    give_report(report, status == FFPA_OK ? &plan->report : &refusals);
+    plan_release(plan);
+    return status;
+}
+
+ffpa_status ffpa_forward_supported(ffpa_context *context, const ffpa_forward_params *params,
+                                   ffpa_report *report)
+{
+    call c;
+    problem p;
+    CHECK_GIVEN(context, __func__);
+    TRY(check_report(report, __func__));
+    TRY(read_forward(params, __func__, &c, &p));
+    return explain(context, &p, report, __func__);
+}
+
+ffpa_status ffpa_backward_supported(ffpa_context *context, const ffpa_backward_params *params,
+                                    ffpa_report *report)
+{
+    call c;
+    problem p;
+    CHECK_GIVEN(context, __func__);
+    TRY(check_report(report, __func__));
+    TRY(read_backward(params, __func__, &c, &p));
+    return explain(context, &p, report, __func__);
+}
+
+ffpa_status ffpa_explain(ffpa_context *context, const ffpa_problem *problem_asked, ffpa_report *report)
+{
+    ffpa_problem ask;
+    problem p;
+    CHECK_GIVEN(context, __func__);
+    TRY(check_report(report, __func__));
+    TRY(params_read(&ask, sizeof ask, PROBLEM_V01, problem_asked, __func__, "problem"));
+    TRY(problem_of_ask(&p, &ask, __func__));
+    return explain(context, &p, report, __func__);
+}
+
+/* ---- plans --------------------------------------------------------------------------------------- */
+
+ffpa_status ffpa_plan_forward(ffpa_context *context, const ffpa_forward_params *params, ffpa_plan **plan)
+{
+    call c;
+    problem p;
+    CHECK_GIVEN(plan, __func__);
+    *plan = NULL;
+    CHECK_GIVEN(context, __func__);
+    TRY(read_forward(params, __func__, &c, &p));
+    return plan_get(context, &p, __func__, plan);
+}
+
+ffpa_status ffpa_plan_backward(ffpa_context *context, const ffpa_backward_params *params, ffpa_plan **plan)
+{
+    call c;
+    problem p;
+    CHECK_GIVEN(plan, __func__);
+    *plan = NULL;
+    CHECK_GIVEN(context, __func__);
+    TRY(read_backward(params, __func__, &c, &p));
+    return plan_get(context, &p, __func__, plan);
+}
+
+void ffpa_plan_destroy(ffpa_plan *plan) { plan_release(plan); }
+
+static ffpa_status run_planned(const ffpa_plan *plan, const call *c, const problem *p, const char *fn)
+{
+    CHECK(memcmp(&plan->prob, p, sizeof *p) == 0, FFPA_E_INVALID,
+          "%s: params differ from the planned ones in more than pointers and strides", fn);
+    return plan_run(plan, c, fn);
+}
+
+ffpa_status ffpa_plan_run_forward(const ffpa_plan *plan, const ffpa_forward_params *params)
+{
+    call c;
+    problem p;
+    CHECK_GIVEN(plan, __func__);
+    TRY(read_forward(params, __func__, &c, &p));
+    return run_planned(plan, &c, &p, __func__);
+}
+
+ffpa_status ffpa_plan_run_backward(const ffpa_plan *plan, const ffpa_backward_params *params)
+{
+    call c;
+    problem p;
+    CHECK_GIVEN(plan, __func__);
+    TRY(read_backward(params, __func__, &c, &p));
+    return run_planned(plan, &c, &p, __func__);
+}
+
+ffpa_status ffpa_plan_report(const ffpa_plan *plan, ffpa_report *report)
+{
+    CHECK_GIVEN(plan, __func__);
+    TRY(check_report(report, __func__));
+    give_report(report, &plan->report);
+    return FFPA_OK;
+}
+
+/* ---- prebuild ------------------------------------------------------------------------------------ */
+
+ffpa_status ffpa_prebuild(ffpa_context *context, const ffpa_problem *problem_asked, const char *arch,
+                          const char *directory)
+{
+    (void)context, (void)problem_asked, (void)directory;
+    return fail(FFPA_E_UNSUPPORTED, "%s: arch=%.40s: this version has no GPU backend to compile for",
+                __func__, arch ? arch : "NULL");
+}

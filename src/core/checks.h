@@ -1,0 +1,23 @@
+/* checks.h - the rules every call is held to, each stated once. */
+#ifndef FFPA_CORE_CHECKS_H
+#define FFPA_CORE_CHECKS_H
+
+#include "core/sequence.h"
+#include "core/view.h"
+
+/* Is an optional tensor there? An absent one has no address and no shape. */
+bool tensor_given(const ffpa_tensor *t);
+
+/* Do the tensors and side structs of a call fit each other: shapes, dtypes, devices, reach? */
+ffpa_status call_check(const call *c, const char *fn);
+
+/* Rules that need no tensor: dimensions, options. Also for problems from text. */
+ffpa_status ask_check(const ffpa_problem *ask, const char *fn);
+
+/* Rules about memory, checked when a call runs: nothing missing, no output over anything else. */
+ffpa_status call_check_memory(const call *c, const char *fn);
+
+/* All of it for a merge. */
+ffpa_status merge_check(const ffpa_merge_params *m, const char *fn);
+
+#endif

@@ -1,0 +1,213 @@
+/* problem.c - a problem from a call or from an ask, and what it costs. The rules are in checks.c. */
+#include "core/problem.h"
+
+#include "core/checks.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+size_t dtype_bytes(int32_t dtype)
+{
+    switch ((ffpa_dtype)dtype) {
+    case FFPA_F64:
+    case FFPA_I64: return 8;
+    case FFPA_F32:
+    case FFPA_I32: return 4;
+    case FFPA_F16:
+    case FFPA_BF16: return 2;
+    case FFPA_BOOL:
+    case FFPA_E4M3:
+    case FFPA_E5M2: return 1;
+    }
+    return 0;
+}
+
+const char *dtype_name(int32_t dtype)
+{
+    switch ((ffpa_dtype)dtype) {
+    case FFPA_F32: return "f32";
+    case FFPA_F16: return "f16";
+    case FFPA_BF16: return "bf16";
+    case FFPA_F64: return "f64";
+    case FFPA_BOOL: return "bool";
+    case FFPA_I32: return "i32";
+    case FFPA_I64: return "i64";
+    case FFPA_E4M3: return "e4m3";
+    case FFPA_E5M2: return "e5m2";
+    }
+    return "?";
+}
+
+static int64_t at_most(int64_t hint, int64_t total)
+{
+    return hint > 0 && hint < total ? hint : total;
+}
+
+/* Where lengths come from, and the sizes that follow. */
+static void fill_sizes(problem *p, const call *c)
+{
+    const ffpa_forward_params *f = &c->f;
+    ffpa_problem *a = &p->ask;
+    const bool packed_q = f->varlen && f->varlen->cu_q, packed_k = f->varlen && f->varlen->cu_k;
+    a->b = f->varlen ? f->varlen->batch : f->q.shape[0];
+    a->hq = f->q.shape[1];
+    a->hk = f->k.shape[1];
+    a->d = f->q.shape[3];
+    a->dv = f->v.shape[3];
+    p->total_q = packed_q ? f->q.shape[2] : a->b * f->q.shape[2];
+    a->nq = packed_q ? at_most(f->varlen->max_q, f->q.shape[2]) : f->q.shape[2];
+    p->sources = (packed_q ? VARLEN_Q : 0u) | (packed_k ? VARLEN_K : 0u);
+    if (f->kv_cache) {
+        const bool paged = f->kv_cache->block_table;
+        a->nk = paged ? f->kv_cache->table_width * f->k.shape[2] : f->k.shape[2];
+        a->page = paged ? f->k.shape[2] : 0;
+        p->total_k = a->b * a->nk;
+        p->sources |= CACHE_LENGTHS | (paged ? CACHE_PAGED : 0u);
+        p->new_keys = f->kv_cache->k_new.shape[2] > 0;
+    } else {
+        a->nk = packed_k ? at_most(f->varlen->max_k, f->k.shape[2]) : f->k.shape[2];
+        p->total_k = packed_k ? f->k.shape[2] : a->b * f->k.shape[2];
+    }
+}
+
+static void fill_options(problem *p, const call *c)
+{
+    const ffpa_forward_params *f = &c->f;
+    ffpa_problem *a = &p->ask;
+    a->causal = f->causal;
+    a->has_window = (f->flags & FFPA_WINDOW) != 0;
+    a->window_left = a->has_window ? f->window_left : 0;
+    a->window_right = a->has_window ? f->window_right : 0;
+    if (tensor_given(&f->mask)) {
+        a->mask_dtype = f->mask.dtype;
+        for (int i = 0; i < 4; i++) a->mask_axes |= (f->mask.shape[i] != 1 ? 1u : 0u) << i;
+    }
+    a->softcap = f->softcap;
+    a->has_scale = (f->flags & FFPA_SCALE) != 0;
+    a->scale = a->has_scale ? f->scale : 0.0f;
+    a->alibi = tensor_given(&f->alibi);
+    a->sink = tensor_given(&f->sink);
+    p->dropping = f->dropout != NULL;
+    a->dropout = f->dropout ? f->dropout->p : 0.0f;
+    p->row_subset = f->rows != NULL;
+}
+
+ffpa_status problem_of_call(problem *p, const call *c, const char *fn)
+{
+    TRY(call_check(c, fn));
+    memset(p, 0, sizeof *p);
+    p->ask.struct_size = sizeof p->ask;
+    p->ask.op = (int32_t)c->op;
+    p->ask.dtype = c->f.q.dtype;
+    fill_sizes(p, c);
+    fill_options(p, c);
+    p->device = c->f.q.device;
+    p->o_dtype = c->f.o.dtype;
+    p->outputs = tensor_given(&c->f.lse) ? OUT_LSE : 0u;
+    p->workspace_limit_bytes = c->f.workspace_limit_bytes;
+    if (c->op == FFPA_BACKWARD) {
+        const ffpa_backward_params *g = &c->g;
+        p->outputs = (tensor_given(&g->dq) ? OUT_DQ : 0u) | (tensor_given(&g->dk) ? OUT_DK : 0u) |
+                     (tensor_given(&g->dv) ? OUT_DV : 0u) |
+                     (tensor_given(&g->dmask) ? OUT_DMASK : 0u) |
+                     (tensor_given(&g->dsink) ? OUT_DSINK : 0u);
+        p->dlse = tensor_given(&g->dlse);
+        p->workspace_limit_bytes = g->workspace_limit_bytes;
+    }
+    if (p->workspace_limit_bytes == 0) p->workspace_limit_bytes = (uint64_t)1 << 30;
+    return ask_check(&p->ask, fn);
+}
+
+/* ---- from an ask: the call with contiguous tensors that it describes ------------------------- */
+
+/* A contiguous tensor that is only measured, never touched: its address is as good as any. */
+static ffpa_tensor pretend(int32_t dtype, int64_t b, int64_t h, int64_t n, int64_t d)
+{
+    static char somewhere;
+    return ffpa_tensor_4d(&somewhere, (ffpa_dtype)dtype, b, h, n, d);
+}
+
+ffpa_status problem_of_ask(problem *p, const ffpa_problem *ask, const char *fn)
+{
+    TRY(ask_check(ask, fn));
+    memset(p, 0, sizeof *p);
+    p->ask = *ask;
+    p->o_dtype = ask->dtype;
+    p->dropping = ask->dropout > 0.0f;
+    p->outputs = OUT_LSE;
+    if (ask->op == FFPA_BACKWARD)
+        p->outputs = OUT_DQ | OUT_DK | OUT_DV |
+                     (ask->mask_dtype && ask->mask_dtype != FFPA_BOOL ? OUT_DMASK : 0u) |
+                     (ask->sink ? OUT_DSINK : 0u);
+    p->total_q = ask->b * ask->nq;
+    p->total_k = ask->b * ask->nk;
+    if (ask->n_lengths && !ask->page) {
+        p->sources = VARLEN_Q | VARLEN_K;
+        p->total_q = p->total_k = 0;
+        for (int i = 0; i < ask->n_lengths; i++) p->total_q += ask->lengths[i];
+        p->total_k = p->total_q;
+    }
+    if (ask->page) p->sources = CACHE_LENGTHS | CACHE_PAGED;
+    p->workspace_limit_bytes = (uint64_t)1 << 30;
+    byte_range range;
+    const ffpa_tensor q = pretend(ask->dtype, ask->b, ask->hq, ask->nq, ask->d);
+    const ffpa_tensor k = pretend(ask->dtype, ask->b, ask->hk, ask->nk, ask->d);
+    const ffpa_tensor v = pretend(ask->dtype, ask->b, ask->hk, ask->nk, ask->dv);
+    TRY(view_range(&q, fn, "q", &range));
+    TRY(view_range(&k, fn, "k", &range));
+    return view_range(&v, fn, "v", &range);
+}
+
+/* ---- causal and window ------------------------------------------------------------------------ */
+
+key_range key_range_of(const ffpa_problem *a, int64_t nq, int64_t nk, int64_t i)
+{
+    const int64_t centre = a->causal == FFPA_TOP_LEFT ? i : i + nk - nq;
+    int64_t first = 0, last = nk; /* a window wider than any sequence must not overflow */
+    if (a->causal != FFPA_CAUSAL_NONE && centre + 1 < last) last = centre + 1;
+    if (a->has_window && a->window_right >= 0 && a->window_right < nk - centre - 1)
+        last = centre + a->window_right + 1 < last ? centre + a->window_right + 1 : last;
+    if (a->has_window && a->window_left >= 0 && a->window_left < centre)
+        first = centre - a->window_left;
+    if (last < 0) last = 0;
+    if (first > last) first = last;
+    return (key_range){first, last};
+}
+
+/* ---- cost ----------------------------------------------------------------------------------- */
+
+/* Allowed pairs of one head of one sequence, masks not counted. */
+static double pairs(const ffpa_problem *a, int64_t nq, int64_t nk)
+{
+    double sum = 0;
+    if (a->causal == FFPA_CAUSAL_NONE && !a->has_window) return (double)nq * (double)nk;
+    for (int64_t i = 0; i < nq; i++) {
+        const key_range r = key_range_of(a, nq, nk, i);
+        sum += r.last > r.first ? (double)(r.last - r.first) : 0.0;
+    }
+    return sum;
+}
+
+double problem_flop(const problem *p)
+{
+    const ffpa_problem *a = &p->ask;
+    double sum = a->n_lengths ? 0 : (double)a->b * pairs(a, a->nq, a->nk);
+    for (int i = 0; i < a->n_lengths; i++)
+        sum += pairs(a, a->page ? a->nq : a->lengths[i], a->lengths[i]);
+    return sum * (double)a->hq * 2.0 * (double)(a->d + a->dv) * (a->op == FFPA_BACKWARD ? 2.5 : 1.0);
+}
+
+double problem_bytes(const problem *p)
+{
+    const ffpa_problem *a = &p->ask;
+    const double size = (double)dtype_bytes(a->dtype);
+    double keys = (double)p->total_k;
+    if (a->n_lengths && a->page) {
+        keys = 0;
+        for (int i = 0; i < a->n_lengths; i++) keys += (double)a->lengths[i];
+    }
+    const double q = (double)p->total_q * (double)(a->hq * a->d), o = (double)p->total_q * (double)(a->hq * a->dv);
+    const double kv = keys * (double)(a->hk * (a->d + a->dv));
+    const double forward = (q + o + kv) * size;
+    return a->op == FFPA_BACKWARD ? 2.0 * forward + o * size : forward;
+}
