@@ -1,0 +1,186 @@
+/* args.h - what the host tells the kernels. Compiled by the C compiler and by NVRTC; each checks the sizes.
+ *
+ * One struct per entry, passed by value as the only parameter. Strides count elements, offsets are 64-bit.
+ * "row" of a packed tensor: batch entry 0, rows cu[s] .. cu[s+1]-1 belong to sequence s. */
+/* clang-format off: fields and their comments stand in columns, by hand */
+#ifndef FFPA_KERNELS_ARGS_H
+#define FFPA_KERNELS_ARGS_H
+
+typedef long long k_i64;
+typedef unsigned long long k_u64;
+
+/* A strided view in logical order [b, h, n, d]; stride 0 = broadcast; data NULL = absent. */
+typedef struct k_tensor {
+    void *data;
+    k_i64 sb, sh, sn, sd;
+} k_tensor;
+
+/* Where the rows and keys of each sequence are. Sources that are absent are NULL. */
+typedef struct k_sequences {
+    const void *cu_q;        /* [batch + 1] row offsets of packed queries */
+    const void *cu_k;        /* [batch + 1] row offsets of packed keys */
+    const void *lengths;     /* [batch] keys in the cache before this call */
+    const void *batch_index; /* [batch] cache entry of a sequence */
+    const void *block_table; /* [batch, table_width] pages */
+    k_i64 table_stride;      /* elements between rows of block_table */
+    k_i64 entries;           /* cache entries or pages: an index outside is clamped, never followed */
+    k_i64 total_q, total_k;  /* rows of q and of k over all sequences; batch * nq, batch * nk when dense */
+    int batch;               /* sequences */
+    int nq, nk;              /* dense: rows, keys of each sequence; packed: total rows; cache: capacity in keys
+                                (entry length, or table_width * page_size) */
+    int new_keys;            /* appended by this call; they count on top of lengths */
+    int page_size;           /* 0 = not paged */
+    int table_width;
+    int index64;             /* 1: all index arrays are i64, 0: i32 */
+    int reserved;
+} k_sequences;
+
+/* What a score is (common/scores.cuh). The host folds causal into `right` (0, or a smaller window). */
+typedef struct k_scores {
+    k_tensor mask;           /* [B, Hq, Nq, Nk], broadcast axes have stride 0 */
+    const float *alibi;      /* slopes */
+    k_i64 alibi_sb, alibi_sh;
+    const float *sink;       /* [Hq] */
+    k_i64 sink_sh;
+    float scale;             /* on Q K^T */
+    float softcap;
+    int left, right;         /* keys before and after the centre; negative = unlimited */
+    int top_left;            /* centre: 1 = i, 0 = i + Nk - Nq */
+    int reserved;
+} k_scores;
+
+/* core/dropout.h's dropout_key, before the device adds seed_ptr and offset_ptr. */
+typedef struct k_dropout {
+    const k_u64 *seed_ptr, *offset_ptr; /* NULL = use the values */
+    k_u64 seed, offset;
+    k_u64 threshold;
+    float keep_scale;
+    int reserved;
+} k_dropout;
+
+/* sm80/fwd_sm80.cuh */
+typedef struct fwd_args {
+    k_tensor q, k, v, o, lse; /* lse.data NULL = not wanted; with FFPA_SPLIT o and lse are not used */
+    float *o_part;            /* [splits][Hq][total_q][DV]   FFPA_SPLIT */
+    float *lse_part;          /* [splits][Hq][total_q]       FFPA_SPLIT */
+    k_sequences seq;
+    k_scores scores;
+    k_dropout dropout;
+    int hq, hk, group;        /* group = hq / hk */
+    int tiles;                /* query tiles of one head over all sequences (README: tile lines) */
+    int splits;               /* 1 unless FFPA_SPLIT */
+    int reserved;
+} fwd_args;
+
+/* any/split_combine.cuh */
+typedef struct combine_args {
+    const float *o_part, *lse_part;
+    k_tensor o, lse;
+    k_sequences seq;
+    int hq, splits, dv, reserved;
+} combine_args;
+
+/* any/merge.cuh */
+typedef struct merge_args {
+    k_tensor o_a, lse_a, o_b, lse_b, o, lse;
+    int b, h, n, dv;
+} merge_args;
+
+/* any/append.cuh: k_new and v_new into the cache */
+typedef struct append_args {
+    k_tensor k_new, v_new, k, v;
+    k_sequences seq;
+    int hk, d, dv, reserved;
+} append_args;
+
+/* any/bwd_delta.cuh: delta[h][row] = <dO, O> - dLSE */
+typedef struct delta_args {
+    k_tensor o, dout, dlse;
+    float *delta; /* [Hq][total_q] */
+    k_sequences seq;
+    int hq, dv;
+} delta_args;
+
+/* A chunk of the backward workspace: query heads h0 .. h0+nh-1, lines of query tiles t0 .. t0+nt-1.
+ *   element (h, t, r, j) of P or dS = base[(((h - h0) * nt + (t - t0)) * FFPA_ROWS + r) * ld + j]
+ * with FFPA_ROWS = 128 rows a tile; j counts keys within the sequence. */
+typedef struct k_chunk {
+    k_i64 ld;          /* >= the longest possible Nk, a multiple of 128 */
+    int h0, nh, t0, nt;
+} k_chunk;
+
+/* sm80/bwd_pds_sm80.cuh */
+typedef struct pds_args {
+    k_tensor q, k, v, dout, lse;
+    const float *delta;
+    void *p, *ds;      /* dtype of the inputs; P is what multiplies dO (dropout included), dS what multiplies K and Q */
+    float *dbias;      /* f32, FFPA_DMASK only: gradient of the biased score, same layout */
+    k_sequences seq;
+    k_scores scores;
+    k_dropout dropout;
+    k_chunk chunk;
+    int hq, hk, group;
+    int key_tiles;     /* tiles of 128 keys: ceil(ld / 128) */
+} pds_args;
+
+/* sm80/bwd_gemm_sm80.cuh */
+typedef struct gemm_args {
+    const void *a;     /* P or dS */
+    k_tensor b;        /* FFPA_KEYS: dO (for dV) or Q (for dK); else K (for dQ) */
+    k_tensor out;      /* dV, dK or dQ */
+    float *partial;    /* FFPA_KEYS and several chunks a kv head: [kv heads of chunk][total_k][cols]; else NULL */
+    k_sequences seq;
+    k_chunk chunk;
+    float alpha;       /* scale for dK, dQ; 1 for dV */
+    int hq, hk, group;
+    int cols;          /* D or Dv */
+    int left, right, top_left; /* as in k_scores */
+    int first, last;   /* FFPA_KEYS: does this chunk begin, finish its kv heads? */
+    int key_tiles;     /* FFPA_KEYS: lines of key tiles of one head over all sequences */
+    int reserved;
+} gemm_args;
+
+/* any/bwd_mask.cuh: dmask from dbias, one chunk */
+typedef struct dmask_args {
+    const float *dbias;
+    k_tensor dmask;    /* broadcast axes have stride 0 */
+    float *partial;    /* [outputs] f32 where a mask element spans several chunks; else NULL */
+    k_sequences seq;
+    k_chunk chunk;
+    int hq;
+    int mb, mh, mq, mk; /* shape of dmask: each 1 or full */
+    int left, right, top_left;
+    int first, last;   /* first and last chunk of the call */
+} dmask_args;
+
+/* any/bwd_sink.cuh: dsink[h] = -sum e^(sink - lse) delta */
+typedef struct dsink_args {
+    k_tensor lse;
+    const float *delta, *sink;
+    float *dsink;
+    k_i64 sink_sh, dsink_sh;
+    k_sequences seq;
+    int hq, reserved;
+} dsink_args;
+
+#ifdef __cplusplus
+#    define FFPA_ARGS_SIZE(type, bytes) static_assert(sizeof(type) == (bytes), "args.h: " #type)
+#else
+#    define FFPA_ARGS_SIZE(type, bytes) _Static_assert(sizeof(type) == (bytes), "args.h: " #type)
+#endif
+FFPA_ARGS_SIZE(k_tensor, 40);
+FFPA_ARGS_SIZE(k_sequences, 104);
+FFPA_ARGS_SIZE(k_scores, 104);
+FFPA_ARGS_SIZE(k_dropout, 48);
+FFPA_ARGS_SIZE(k_chunk, 24);
+FFPA_ARGS_SIZE(fwd_args, 496);
+FFPA_ARGS_SIZE(combine_args, 216);
+FFPA_ARGS_SIZE(merge_args, 256);
+FFPA_ARGS_SIZE(append_args, 280);
+FFPA_ARGS_SIZE(delta_args, 240);
+FFPA_ARGS_SIZE(pds_args, 528);
+FFPA_ARGS_SIZE(gemm_args, 272);
+FFPA_ARGS_SIZE(dmask_args, 224);
+FFPA_ARGS_SIZE(dsink_args, 192);
+#undef FFPA_ARGS_SIZE
+#endif
