@@ -1,0 +1,299 @@
+/* sequence.c - rows of dense, packed, cached and paged sequences, and the checks of their
+ * indices. */
+#include "core/sequence.h"
+
+#include <string.h>
+
+int64_t index_at(const void *array, int32_t dtype, int64_t i)
+{
+    return dtype == FFPA_I64 ? ((const int64_t *)array)[i] : ((const int32_t *)array)[i];
+}
+
+static const void *index_address(const void *array, int32_t dtype, int64_t i)
+{
+    return (const char *)array + i * (int64_t)dtype_bytes(dtype);
+}
+
+static bool packed_q(const call *c) { return c->f.varlen && c->varlen.cu_q; }
+static bool packed_k(const call *c) { return c->f.varlen && c->varlen.cu_k; }
+
+static int64_t new_keys(const call *c)
+{
+    return c->cache.k_new.data ? c->cache.k_new.shape[2] : 0;
+}
+
+static int64_t table_stride(const ffpa_kv_cache *cache)
+{
+    return cache->table_stride ? cache->table_stride : cache->table_width;
+}
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+int64_t sequence_count(const call *c)
+{
+    return c->f.varlen ? c->varlen.batch : c->f.q.shape[0];
+}
+
+static void locate_queries(sequence *s, const call *c, int64_t b)
+{
+    if (packed_q(c)) {
+        s->q_row = index_at(c->varlen.cu_q, c->varlen.index_dtype, b);
+        s->nq = index_at(c->varlen.cu_q, c->varlen.index_dtype, b + 1) - s->q_row;
+    } else {
+        s->q_batch = b;
+        s->nq = c->f.q.shape[2];
+    }
+}
+
+static void locate_cached_keys(sequence *s, const call *c, int64_t b)
+{
+    const ffpa_kv_cache *cache = &c->cache;
+    s->index_dtype = cache->index_dtype;
+    s->new_keys = new_keys(c);
+    s->nk = index_at(cache->lengths, cache->index_dtype, b) + s->new_keys;
+    if (cache->block_table) {
+        s->page_size = c->f.k.shape[2];
+        s->pages =
+            index_address(cache->block_table, cache->index_dtype, b * table_stride(cache));
+    } else {
+        s->k_batch =
+            cache->batch_index ? index_at(cache->batch_index, cache->index_dtype, b) : b;
+    }
+}
+
+static void locate_keys(sequence *s, const call *c, int64_t b)
+{
+    if (c->f.kv_cache) {
+        locate_cached_keys(s, c, b);
+    } else if (packed_k(c)) {
+        s->k_row = index_at(c->varlen.cu_k, c->varlen.index_dtype, b);
+        s->nk = index_at(c->varlen.cu_k, c->varlen.index_dtype, b + 1) - s->k_row;
+    } else {
+        s->k_batch = b;
+        s->nk = c->f.k.shape[2];
+    }
+}
+
+sequence sequence_get(const call *c, int64_t b)
+{
+    sequence s = {0};
+    locate_queries(&s, c, b);
+    locate_keys(&s, c, b);
+    return s;
+}
+
+/* ---- checks --------------------------------------------------------------------------------
+ */
+
+static ffpa_status check_offsets(const call *c, const void *cu, int64_t rows,
+                                 const char *cu_name, const char *rows_name, const char *fn)
+{
+    int64_t before = 0;
+    for (int64_t b = 0; b <= c->varlen.batch; b++) {
+        const int64_t at = index_at(cu, c->varlen.index_dtype, b);
+        CHECK(b > 0 || at >= 0, FFPA_E_INVALID,
+              "%s: varlen.%s[0]=%lld; offsets start at 0 or above", fn, cu_name, (long long)at);
+        CHECK(at >= before, FFPA_E_INVALID,
+              "%s: varlen.%s[%lld]=%lld is below varlen.%s[%lld]=%lld; offsets never decrease",
+              fn, cu_name, (long long)b, (long long)at, cu_name, (long long)(b - 1),
+              (long long)before);
+        CHECK(at <= rows, FFPA_E_INVALID,
+              "%s: varlen.%s[%lld]=%lld is past the last row of %s, which has %lld", fn,
+              cu_name, (long long)b, (long long)at, rows_name, (long long)rows);
+        before = at;
+    }
+    return FFPA_OK;
+}
+
+static ffpa_status check_length(const call *c, int64_t b, int64_t capacity, const char *fn)
+{
+    const int64_t length = index_at(c->cache.lengths, c->cache.index_dtype, b);
+    const int64_t added = new_keys(c);
+    CHECK(length >= 0, FFPA_E_INVALID,
+          "%s: kv_cache.lengths[%lld]=%lld; lengths are 0 or above", fn, (long long)b,
+          (long long)length);
+    CHECK(added <= capacity && length <= capacity - added, FFPA_E_INVALID,
+          "%s: kv_cache.lengths[%lld]=%lld plus %lld new keys is more than the %lld that %s",
+          fn, (long long)b, (long long)length, (long long)added, (long long)capacity,
+          c->cache.block_table ? "kv_cache.table_width pages hold" : "k.shape[2] holds");
+    return FFPA_OK;
+}
+
+static ffpa_status check_pages(const call *c, int64_t b, const char *fn)
+{
+    const sequence s = sequence_get(c, b);
+    const int64_t used = s.page_size ? (s.nk + s.page_size - 1) / s.page_size : 0;
+    for (int64_t i = 0; i < used; i++) {
+        const int64_t page = index_at(s.pages, s.index_dtype, i);
+        CHECK(page >= 0 && page < c->f.k.shape[0], FFPA_E_INVALID,
+              "%s: kv_cache.block_table[%lld][%lld]=%lld; k has pages 0..%lld", fn,
+              (long long)b, (long long)i, (long long)page, (long long)(c->f.k.shape[0] - 1));
+    }
+    return FFPA_OK;
+}
+
+/* Where appended key `n` of a sequence goes: a cache entry or page, and the row there. */
+typedef struct cache_row {
+    int64_t block, row;
+} cache_row;
+
+static cache_row cache_row_of(const sequence *s, int64_t j)
+{
+    if (!s->page_size) return (cache_row){s->k_batch, s->k_row + j};
+    return (cache_row){index_at(s->pages, s->index_dtype, j / s->page_size), j % s->page_size};
+}
+
+/* Do the appended rows of two sequences meet? Appended rows are consecutive keys, so it is
+ * enough to step through them by whole runs within one block. */
+static bool appends_meet(const sequence *a, const sequence *b)
+{
+    for (int64_t i = a->nk - a->new_keys; i < a->nk;) {
+        const cache_row at = cache_row_of(a, i);
+        const int64_t run =
+            a->page_size ? smaller(a->page_size - at.row, a->nk - i) : a->new_keys;
+        for (int64_t j = b->nk - b->new_keys; j < b->nk;) {
+            const cache_row bt = cache_row_of(b, j);
+            const int64_t other =
+                b->page_size ? smaller(b->page_size - bt.row, b->nk - j) : b->new_keys;
+            if (at.block == bt.block && at.row < bt.row + other && bt.row < at.row + run)
+                return true;
+            j += other;
+        }
+        i += run;
+    }
+    return false;
+}
+
+/* Every pair is compared: a few nanoseconds each, against the attention of every sequence. */
+static ffpa_status check_appends(const call *c, const char *fn)
+{
+    const int64_t n = sequence_count(c);
+    const bool shared = c->cache.block_table || c->cache.batch_index;
+    if (!new_keys(c) || !shared) return FFPA_OK;
+    for (int64_t b = 1; b < n; b++) {
+        const sequence s = sequence_get(c, b);
+        for (int64_t a = 0; a < b; a++) {
+            const sequence earlier = sequence_get(c, a);
+            CHECK(!appends_meet(&earlier, &s), FFPA_E_INVALID,
+                  "%s: kv_cache.%s makes sequences %lld and %lld append to the same row; "
+                  "appended "
+                  "rows must be distinct",
+                  fn, c->cache.block_table ? "block_table" : "batch_index", (long long)a,
+                  (long long)b);
+        }
+    }
+    return FFPA_OK;
+}
+
+static ffpa_status check_cache(const call *c, const char *fn)
+{
+    const ffpa_kv_cache *cache = &c->cache;
+    const int64_t entries = c->f.k.shape[0], rows = c->f.k.shape[2];
+    for (int64_t b = 0; b < sequence_count(c); b++) {
+        if (cache->block_table) {
+            const bool huge = rows > 0 && cache->table_width > INT64_MAX / rows;
+            TRY(check_length(c, b, huge ? INT64_MAX : cache->table_width * rows, fn));
+            TRY(check_pages(c, b, fn));
+            continue;
+        }
+        const int64_t entry =
+            cache->batch_index ? index_at(cache->batch_index, cache->index_dtype, b) : b;
+        CHECK(entry >= 0 && entry < entries, FFPA_E_INVALID,
+              "%s: %s[%lld]=%lld; k has cache entries 0..%lld", fn,
+              cache->batch_index ? "kv_cache.batch_index" : "cache entry", (long long)b,
+              (long long)entry, (long long)(entries - 1));
+        TRY(check_length(c, b, rows, fn));
+    }
+    return check_appends(c, fn);
+}
+
+/* Packed and cached lengths are known only here, so it is here that they meet the mask's axes.
+ */
+static ffpa_status check_mask_covers(const call *c, const char *fn)
+{
+    const ffpa_tensor *mask = &c->f.mask;
+    if (!mask->data) return FFPA_OK;
+    for (int64_t b = 0; b < sequence_count(c); b++) {
+        const sequence s = sequence_get(c, b);
+        CHECK(mask->shape[2] == 1 || mask->shape[2] >= s.nq, FFPA_E_INVALID,
+              "%s: mask.shape[2]=%lld is less than the %lld query rows of sequence %lld", fn,
+              (long long)mask->shape[2], (long long)s.nq, (long long)b);
+        CHECK(mask->shape[3] == 1 || mask->shape[3] >= s.nk, FFPA_E_INVALID,
+              "%s: mask.shape[3]=%lld is less than the %lld keys of sequence %lld", fn,
+              (long long)mask->shape[3], (long long)s.nk, (long long)b);
+    }
+    return FFPA_OK;
+}
+
+ffpa_status sequences_check(const call *c, const char *fn)
+{
+    if (packed_q(c)) TRY(check_offsets(c, c->varlen.cu_q, c->f.q.shape[2], "cu_q", "q", fn));
+    if (packed_k(c)) TRY(check_offsets(c, c->varlen.cu_k, c->f.k.shape[2], "cu_k", "k", fn));
+    if (c->f.kv_cache) TRY(check_cache(c, fn));
+    if (c->f.varlen || c->f.kv_cache) TRY(check_mask_covers(c, fn));
+    return FFPA_OK;
+}
+
+/* ---- rows ----------------------------------------------------------------------------------
+ */
+
+static char *row_address(const ffpa_tensor *t, int64_t batch, int64_t h, int64_t row)
+{
+    const int64_t offset = batch * t->stride[0] + h * t->stride[1] + row * t->stride[2];
+    return (char *)t->data + offset * (int64_t)dtype_bytes(t->dtype);
+}
+
+const void *sequence_key(const sequence *s, const ffpa_tensor *t, int64_t h, int64_t j)
+{
+    const cache_row at = cache_row_of(s, j);
+    return row_address(t, at.block, h, at.row);
+}
+
+void *sequence_query(const sequence *s, const ffpa_tensor *t, int64_t h, int64_t i)
+{
+    return row_address(t, s->q_batch, h, s->q_row + i);
+}
+
+static void append_rows(const sequence *s, int64_t b, const ffpa_tensor *cache,
+                        const ffpa_tensor *added)
+{
+    const size_t bytes = dtype_bytes(cache->dtype);
+    for (int64_t h = 0; h < added->shape[1]; h++) {
+        for (int64_t n = 0; n < s->new_keys; n++) {
+            const cache_row at = cache_row_of(s, s->nk - s->new_keys + n);
+            char *to = row_address(cache, at.block, h, at.row);
+            const char *from = row_address(added, b, h, n);
+            for (int64_t d = 0; d < added->shape[3]; d++) {
+                memcpy(to + d * cache->stride[3] * (int64_t)bytes,
+                       from + d * added->stride[3] * (int64_t)bytes, bytes);
+            }
+        }
+    }
+}
+
+void sequences_append(const call *c)
+{
+    if (!c->f.kv_cache || !new_keys(c)) return;
+    for (int64_t b = 0; b < sequence_count(c); b++) {
+        const sequence s = sequence_get(c, b);
+        append_rows(&s, b, &c->f.k, &c->cache.k_new);
+        append_rows(&s, b, &c->f.v, &c->cache.v_new);
+    }
+}
+
+key_range sequence_keys(const call *c, const sequence *s, int64_t i)
+{
+    const int64_t centre = c->f.causal == FFPA_TOP_LEFT ? i : i + s->nk - s->nq;
+    const int64_t whole =
+        s->nq + s->nk; /* as wide as any window need be: keeps sums in range */
+    key_range keys = {0, s->nk};
+    if (c->f.causal != FFPA_CAUSAL_NONE) keys.last = smaller(keys.last, centre + 1);
+    if (c->f.flags & FFPA_WINDOW) {
+        if (c->f.window_left >= 0)
+            keys.first = larger(keys.first, centre - smaller(c->f.window_left, whole));
+        if (c->f.window_right >= 0)
+            keys.last = smaller(keys.last, centre + smaller(c->f.window_right, whole) + 1);
+    }
+    return keys;
+}
