@@ -8,7 +8,14 @@
 #include <stdint.h>
 
 #include <cmocka.h>
-#undef fail /* the library has its own, in base/status.h */
+#undef fail     /* the library has its own, in base/status.h */
+#undef fail_msg /* which cmocka's would call */
+#define fail_msg(...)              \
+    do {                           \
+        print_error(__VA_ARGS__);  \
+        print_error("\n");         \
+        _fail(__FILE__, __LINE__); \
+    } while (0)
 
 #include "ffpa/ffpa.h"
 
