@@ -8,7 +8,12 @@
 typedef struct plan_cache plan_cache;
 
 /* Vector instruction sets of the fast CPU backend, best last. */
-typedef enum cpu_isa { ISA_PORTABLE = 0, ISA_AVX2 = 1, ISA_AVX512 = 2, ISA_AVX512_BF16 = 3 } cpu_isa;
+typedef enum cpu_isa {
+    ISA_PORTABLE = 0,
+    ISA_AVX2 = 1,
+    ISA_AVX512 = 2,
+    ISA_AVX512_BF16 = 3
+} cpu_isa;
 
 enum { MAX_BACKENDS = 6 };
 

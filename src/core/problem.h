@@ -16,12 +16,12 @@ enum { VARLEN_Q = 1, VARLEN_K = 2, CACHE_LENGTHS = 4, CACHE_PAGED = 8 };
 /* A problem and what planning needs besides. All bytes are significant (it is hashed): make one with
  * problem_of_call or problem_of_ask, which zero it first. */
 typedef struct problem {
-    ffpa_problem ask;        /* b = sequences; nq, nk = longest known sequence; lengths[] unused */
-    uint32_t sources;        /* VARLEN_*, CACHE_* */
-    uint32_t outputs;        /* OUT_* */
+    ffpa_problem ask; /* b = sequences; nq, nk = longest known sequence; lengths[] unused */
+    uint32_t sources; /* VARLEN_*, CACHE_* */
+    uint32_t outputs; /* OUT_* */
     int32_t o_dtype;
-    int32_t device;          /* FFPA_HOST or FFPA_CUDA(i) */
-    int32_t dlse, dropping;  /* 0 or 1: dlse given; dropout struct given */
+    int32_t device;               /* FFPA_HOST or FFPA_CUDA(i) */
+    int32_t dlse, dropping;       /* 0 or 1: dlse given; dropout struct given */
     int32_t new_keys, row_subset; /* 0 or 1 */
     int64_t total_q, total_k;     /* rows of q and k over all sequences (B * N when dense) */
     uint64_t workspace_limit_bytes;

@@ -208,31 +208,11 @@ static ffpa_status check_cache(const call *c, const char *fn)
     return check_appends(c, fn);
 }
 
-/* Packed and cached lengths are known only here, so it is here that they meet the mask's axes.
- */
-static ffpa_status check_mask_covers(const call *c, const char *fn)
-{
-    const ffpa_tensor *mask = &c->f.mask;
-    if (!mask->data) return FFPA_OK;
-    for (int64_t b = 0; b < sequence_count(c); b++) {
-        const sequence s = sequence_get(c, b);
-        CHECK(mask->shape[2] == 1 || mask->shape[2] >= s.nq, FFPA_E_INVALID,
-              "%s: mask.shape[2]=%lld is less than the %lld query rows of sequence %lld", fn,
-              (long long)mask->shape[2], (long long)s.nq, (long long)b);
-        CHECK(mask->shape[3] == 1 || mask->shape[3] >= s.nk, FFPA_E_INVALID,
-              "%s: mask.shape[3]=%lld is less than the %lld keys of sequence %lld", fn,
-              (long long)mask->shape[3], (long long)s.nk, (long long)b);
-    }
-    return FFPA_OK;
-}
-
 ffpa_status sequences_check(const call *c, const char *fn)
 {
     if (packed_q(c)) TRY(check_offsets(c, c->varlen.cu_q, c->f.q.shape[2], "cu_q", "q", fn));
     if (packed_k(c)) TRY(check_offsets(c, c->varlen.cu_k, c->f.k.shape[2], "cu_k", "k", fn));
-    if (c->f.kv_cache) TRY(check_cache(c, fn));
-    if (c->f.varlen || c->f.kv_cache) TRY(check_mask_covers(c, fn));
-    return FFPA_OK;
+    return c->f.kv_cache ? check_cache(c, fn) : FFPA_OK;
 }
 
 /* ---- rows ----------------------------------------------------------------------------------

@@ -93,15 +93,16 @@ static void panel_recompute(panel *p)
     panel_ds(p);
 }
 
+/* Rows first..last-1 of dK or dV. */
 static void store_key_rows(const panel *p, const ffpa_tensor *t, real factor, const real *from,
-                           int64_t n, int64_t first, int64_t last)
+                           int64_t n)
 {
     if (!t->data || n == 0) return;
-    for (int64_t j = first; j < last; j++) {
-        /* The address of a row of t, which is ours to write. */
+    for (int64_t j = p->first; j < p->last; j++) {
+        /* sequence_key hands out what is only read; this row is ours to write */
         const char *row = sequence_key(&p->seq, t, p->tile_hk, j);
-        store_row(t, (char *)t->data + (row - (const char *)t->data), factor,
-                  from + (j - first) * n, n);
+        char *to = (char *)t->data + (row - (const char *)t->data);
+        store_row(t, to, factor, from + (j - p->first) * n, n);
     }
 }
 
@@ -116,6 +117,7 @@ static void keys_piece(void *argument, int64_t piece, int worker)
     const int64_t first = piece % job->key_blocks * BN;
     const int64_t last = first + BN < p->seq.nk ? first + BN : p->seq.nk;
     if (first >= last) return;
+    p->first = first, p->last = last;
     clear(p->dk, BN * job->d);
     clear(p->dv, BN * job->dv);
     for (int64_t h = hk * group; h < (hk + 1) * group; h++) {
@@ -128,8 +130,8 @@ static void keys_piece(void *argument, int64_t piece, int worker)
             panel_sweep(p, 0, visit_dk_dv);
         }
     }
-    store_key_rows(p, &c->g.dk, job->scale, p->dk, job->d, first, last);
-    store_key_rows(p, &c->g.dv, 1, p->dv, job->dv, first, last);
+    store_key_rows(p, &c->g.dk, job->scale, p->dk, job->d);
+    store_key_rows(p, &c->g.dv, 1, p->dv, job->dv);
 }
 
 /* ---- mask ----------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ int main()
     std::array<float, 4> k{1, 2, 1, 2}, v{1, 2, 3, 4};
     std::array<float, 2> q{1, 0}, o{};
     ffpa_context *context = nullptr;
-    if (ffpa_context_create(nullptr, &context) != FFPA_OK) return std::puts(ffpa_last_error()), 1;
+    if (ffpa_context_create(nullptr, &context) != FFPA_OK)
+        return std::puts(ffpa_last_error()), 1;
 
     ffpa_forward_params p = ffpa_forward_params_init();
     p.q = ffpa_tensor_4d(q.data(), FFPA_F32, 1, 1, 1, 2);

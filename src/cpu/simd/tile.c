@@ -62,7 +62,8 @@ typedef void block_fn(ptrdiff_t n, ptrdiff_t depth, const tile_a *a, const tile_
     [m] = {block_##m##_ALONG_K, block_##m##_ALONG_I, block_##m##_ANY_WALK, block_##m##_PARTIAL}
 
 BLOCKS(1)
-BLOCKS(2) BLOCKS(3) BLOCKS(4) BLOCKS(5) BLOCKS(6)
+BLOCKS(2)
+BLOCKS(3) BLOCKS(4) BLOCKS(5) BLOCKS(6)
 #if defined(__AVX512F__)
     BLOCKS(7) BLOCKS(8) BLOCKS(9) BLOCKS(10) BLOCKS(11) BLOCKS(12)
 #endif
