@@ -28,7 +28,6 @@ static int64_t table_stride(const ffpa_kv_cache *cache)
 }
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 int64_t sequence_count(const call *c)
 {
@@ -83,8 +82,7 @@ sequence sequence_get(const call *c, int64_t b)
     return s;
 }
 
-/* ---- checks --------------------------------------------------------------------------------
- */
+/* ---- checks ---------------------------------------------------------------------------- */
 
 static ffpa_status check_offsets(const call *c, const void *cu, int64_t rows,
                                  const char *cu_name, const char *rows_name, const char *fn)
@@ -215,8 +213,7 @@ ffpa_status sequences_check(const call *c, const char *fn)
     return c->f.kv_cache ? check_cache(c, fn) : FFPA_OK;
 }
 
-/* ---- rows ----------------------------------------------------------------------------------
- */
+/* ---- rows ------------------------------------------------------------------------------ */
 
 static char *row_address(const ffpa_tensor *t, int64_t batch, int64_t h, int64_t row)
 {
@@ -260,20 +257,4 @@ void sequences_append(const call *c)
         append_rows(&s, b, &c->f.k, &c->cache.k_new);
         append_rows(&s, b, &c->f.v, &c->cache.v_new);
     }
-}
-
-key_range sequence_keys(const call *c, const sequence *s, int64_t i)
-{
-    const int64_t centre = c->f.causal == FFPA_TOP_LEFT ? i : i + s->nk - s->nq;
-    const int64_t whole =
-        s->nq + s->nk; /* as wide as any window need be: keeps sums in range */
-    key_range keys = {0, s->nk};
-    if (c->f.causal != FFPA_CAUSAL_NONE) keys.last = smaller(keys.last, centre + 1);
-    if (c->f.flags & FFPA_WINDOW) {
-        if (c->f.window_left >= 0)
-            keys.first = larger(keys.first, centre - smaller(c->f.window_left, whole));
-        if (c->f.window_right >= 0)
-            keys.last = smaller(keys.last, centre + smaller(c->f.window_right, whole) + 1);
-    }
-    return keys;
 }

@@ -1,6 +1,7 @@
 /* ref_engine.h - forward and backward of a backend in the precision REAL, over panels
- * (ref_panel.h). Included once each by ref_reference.c and ref_naive.c, which define REAL
- * double or float REF_BACKEND    name of the backend's table; REF_NAME: its name as text
+ * (ref_panel.h). Included once each by ref_reference.c and ref_naive.c, which define
+ *   REAL           double or float
+ *   REF_BACKEND    the backend's table; REF_NAME: its name as text
  *   REF_ROUNDING   what happens to P and dS before they are multiplied with V, K, Q or dO
  *   REF_TAKES_F64  whether f64 inputs are accepted
  *
@@ -8,15 +9,13 @@
  *   rows   O, LSE, dQ of one block of query rows
  *   keys   dK, dV of one tile of keys, over all rows of all query heads of the group
  *   mask   dMask of one block of its rows, over all sequences and heads that share them
- *   sink   dSink, one head after the other
- * Every backward pass computes P and dS anew: twice the arithmetic, but nothing of size Nq x
- * Nk. */
+ *   sink   dSink of one head
+ * Every backward pass computes P and dS anew: twice the arithmetic, but no Nq x Nk memory. */
 #include "cpu/ref_panel.h"
 
 #include <stdio.h>
 
-/* ---- rows ----------------------------------------------------------------------------------
- */
+/* ---- rows ------------------------------------------------------------------------------ */
 
 static void rows_forward(panel *p)
 {
@@ -73,8 +72,7 @@ static void rows_piece(void *argument, int64_t piece, int worker)
     panel_store(p, &c->f.lse, 1, lse, 1);
 }
 
-/* ---- keys ----------------------------------------------------------------------------------
- */
+/* ---- keys ------------------------------------------------------------------------------ */
 
 /* P and dS of the panel's rows and listed keys, from what the pass over rows left in stats. */
 static void panel_recompute(panel *p)
@@ -134,8 +132,7 @@ static void keys_piece(void *argument, int64_t piece, int worker)
     store_key_rows(p, &c->g.dv, 1, p->dv, job->dv);
 }
 
-/* ---- mask ----------------------------------------------------------------------------------
- */
+/* ---- mask ------------------------------------------------------------------------------ */
 
 /* Add dS of the panel to the rows of mask_sum, the first of which is mask row `origin`. */
 static void add_mask_rows(panel *p, int64_t origin)
@@ -194,8 +191,7 @@ static void mask_piece(void *argument, int64_t piece, int worker)
     }
 }
 
-/* ---- sink ----------------------------------------------------------------------------------
- */
+/* ---- sink ------------------------------------------------------------------------------ */
 
 /* dSink_h = - sum_i e^(sink - LSE_i) delta_i; for a row without keys the weight is 1. */
 static void sink_piece(void *argument, int64_t h, int worker)
@@ -219,8 +215,7 @@ static void sink_piece(void *argument, int64_t h, int worker)
     element_store((char *)c->g.dsink.data + offset, c->g.dsink.dtype, (double)sum);
 }
 
-/* ---- scratch -------------------------------------------------------------------------------
- */
+/* ---- scratch --------------------------------------------------------------------------- */
 
 /* Cut `n` elements of `bytes` from *at, or only count them while there is no memory yet. */
 static void *carve(char *memory, size_t *used, int64_t n, size_t bytes)
@@ -269,12 +264,12 @@ static size_t carve_job(ref_job *job, int workers, char *memory)
     return used;
 }
 
-/* ---- the backend ---------------------------------------------------------------------------
- */
+/* ---- the backend ----------------------------------------------------------------------- */
 
-static ref_job job_of(const call *c)
+static ref_job job_of(const call *c, const ffpa_problem *ask)
 {
     ref_job job = {.c = c,
+                   .ask = ask,
                    .d = c->f.q.shape[3],
                    .dv = c->f.v.shape[3],
                    .hq = c->f.q.shape[1],
@@ -322,7 +317,7 @@ static ffpa_status ref_run(const struct ffpa_plan *plan, const call *c, void *wo
     (void)workspace; /* its size depends on lengths that a plan does not know: allocated here */
     const allocator *alloc = &plan->ctx->alloc;
     const int workers = pool_threads(plan->ctx->pool);
-    ref_job job = job_of(c);
+    ref_job job = job_of(c, &plan->prob.ask);
     const size_t bytes = carve_job(&job, workers, NULL);
     char *memory = mem_raw(alloc, bytes);
     CHECK(memory, FFPA_E_OUT_OF_MEMORY, "%s: %zu bytes of scratch cannot be allocated",

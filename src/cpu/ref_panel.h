@@ -34,6 +34,7 @@ typedef struct row_stat {
 /* One call, as all pieces of work see it. */
 typedef struct ref_job {
     const call *c;
+    const ffpa_problem *ask;
     real scale, softcap, keep_scale;
     bool dropping;
     dropout_key dropout;
@@ -53,8 +54,8 @@ typedef struct panel {
     int64_t first, last; /* range that the listed keys are from */
     int64_t count[BM];   /* number of keys listed for it */
     row_stat stat[BM];
-    int64_t k_tile, v_tile, tile_b,
-        tile_hk; /* what k and v hold now; first key, -1 = nothing */
+    /* what k and v hold: first key (-1 = nothing), sequence, key head */
+    int64_t k_tile, v_tile, tile_b, tile_hk;
 
     /* [BM][max_nk], one entry per listed key */
     int64_t *key;
@@ -69,8 +70,7 @@ typedef struct panel {
     real *mask_sum; /* [BM][max_nk] */
 } panel;
 
-/* ---- vectors -------------------------------------------------------------------------------
- */
+/* ---- vectors --------------------------------------------------------------------------- */
 
 static real dot(const real *a, const real *b, int64_t n)
 {
@@ -128,8 +128,7 @@ static void store_row(const ffpa_tensor *t, void *to, real factor, const real *f
 /* The larger one; NaN if either is. */
 static real larger_or_nan(real a, real b) { return b > a || isnan(b) ? b : a; }
 
-/* ---- rows ----------------------------------------------------------------------------------
- */
+/* ---- rows ------------------------------------------------------------------------------ */
 
 /* Query rows are numbered 0.. among those asked for: all of them, or a subset. */
 static int64_t asked_rows(const call *c, int64_t rows_below)
@@ -184,8 +183,7 @@ static void panel_store(const panel *p, const ffpa_tensor *t, real factor, const
         store_row(t, sequence_query(&p->seq, t, p->h, p->row[r]), factor, from + r * n, n);
 }
 
-/* ---- A(i) ----------------------------------------------------------------------------------
- */
+/* ---- A(i) ------------------------------------------------------------------------------ */
 
 /* An element of a tensor whose axes of size 1 stand for all indices. */
 static const char *broadcast_at(const ffpa_tensor *t, int64_t b, int64_t h, int64_t i,
@@ -214,7 +212,7 @@ static void panel_keys(panel *p, int64_t first, int64_t last)
     p->first = first, p->last = last;
     for (int r = 0; r < p->rows; r++) {
         const int64_t i = p->row[r];
-        const key_range range = sequence_keys(p->job->c, &p->seq, i);
+        const key_range range = key_range_of(p->job->ask, p->seq.nq, p->seq.nk, i);
         int64_t *key = p->key + r * p->job->max_nk, n = 0;
         for (int64_t j = first > range.first ? first : range.first; j < last && j < range.last;
              j++)
@@ -230,8 +228,7 @@ static bool panel_has_keys(const panel *p)
     return false;
 }
 
-/* ---- sweep: visit every listed (row, key), tile by tile
- * -------------------------------------- */
+/* ---- sweep: visit every listed (row, key), tile by tile -------------------------------- */
 
 /* `e` is the entry in key, s, ds and slope; `n` the key's row in the tile. */
 typedef void (*visit)(panel *p, int r, int64_t e, int64_t n);
@@ -270,8 +267,7 @@ static void panel_sweep(panel *p, int with, visit visit_entry)
     }
 }
 
-/* ---- one weight ----------------------------------------------------------------------------
- */
+/* ---- one weight ------------------------------------------------------------------------ */
 
 static void visit_score(panel *p, int r, int64_t e, int64_t n)
 {

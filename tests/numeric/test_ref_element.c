@@ -10,13 +10,23 @@ typedef struct format {
 
 static const format formats[] = {{FFPA_F16, 10, 15}, {FFPA_BF16, 7, 127}};
 
-static double load(const format *f, uint16_t bits) { return element_load(&bits, f->dtype); }
+/* As large as the largest element, so that no branch on the dtype can look out of bounds. */
+typedef union room {
+    uint16_t bits;
+    double widest;
+} room;
+
+static double load(const format *f, uint16_t bits)
+{
+    const room at = {.bits = bits};
+    return element_load(&at, f->dtype);
+}
 
 static uint16_t store(const format *f, double value)
 {
-    uint16_t bits = 0xDEAD;
-    element_store(&bits, f->dtype, value);
-    return bits;
+    room at = {.bits = 0xDEAD};
+    element_store(&at, f->dtype, value);
+    return at.bits;
 }
 
 /* The value by its definition, (-1)^s 2^(e - bias) 1.f, in arithmetic rather than bits. */

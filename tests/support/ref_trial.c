@@ -62,6 +62,15 @@ void tensor_fill(const ffpa_tensor *t, double value)
         tensor_set_nth(t, n, value);
 }
 
+void tensor_set_identity(const ffpa_tensor *v)
+{
+    for (int64_t b = 0; b < v->shape[0]; b++)
+        for (int64_t h = 0; h < v->shape[1]; h++)
+            for (int64_t j = 0; j < v->shape[2]; j++)
+                for (int64_t d = 0; d < v->shape[3]; d++)
+                    tensor_set(v, b, h, j, d, j == d);
+}
+
 static bool close_to(double got, double wanted, double tolerance)
 {
     if (isnan(got) || isnan(wanted)) return isnan(got) && isnan(wanted);
@@ -100,6 +109,9 @@ double tensor_distance(const ffpa_tensor *a, const ffpa_tensor *b)
     }
     return largest;
 }
+
+const way ways[WAYS] = {
+    {&reference_backend, FFPA_F64}, {&reference_backend, FFPA_F32}, {&naive_backend, FFPA_F32}};
 
 /* ---- trials -------------------------------------------------------------------------------- */
 
@@ -150,6 +162,15 @@ trial *trial_new(trial_size z, ffpa_dtype dtype)
     return t;
 }
 
+trial *trial_probe(trial_size size, ffpa_dtype dtype)
+{
+    trial *t = trial_new(size, dtype);
+    tensor_fill(&t->c.f.q, 0);
+    tensor_set_identity(&t->c.f.v);
+    tensor_fill(&t->c.g.dout, 1);
+    return t;
+}
+
 void trial_free(trial *t)
 {
     for (int i = 0; i < t->n_owned; i++)
@@ -196,19 +217,20 @@ void trial_use_dropout(trial *t, float p, uint64_t seed, uint64_t offset)
 
 static void run(trial *t, const backend *be, ffpa_op op)
 {
-    const ffpa_backward_params kept = t->c.g;
-    ffpa_context context = {.alloc = allocator_default};
-    struct ffpa_plan plan = {.ctx = &context, .be = be};
+    const ffpa_backward_params gradients = t->c.g;
+    ffpa_context context = {
+        .alloc = allocator_default, .policy = FFPA_ALLOW_SLOW, .list = {be}};
+    problem p;
+    ffpa_plan *plan;
     context.pool = pool_new(&context.alloc, t->threads);
     assert_non_null(context.pool);
     t->c.op = op;
-    if (op == FFPA_FORWARD) {
-        memset(&t->c.g, 0, sizeof t->c.g);
-        assert_ok(be->forward(&plan, &t->c, NULL));
-        t->c.g = kept;
-    } else {
-        assert_ok(be->backward(&plan, &t->c, NULL));
-    }
+    if (op == FFPA_FORWARD) memset(&t->c.g, 0, sizeof t->c.g);
+    assert_ok(problem_of_call(&p, &t->c, "trial"));
+    assert_ok(plan_make(&context, &p, "trial", &plan, NULL));
+    assert_ok(plan_run(plan, &t->c, "trial"));
+    t->c.g = gradients;
+    plan_release(plan);
     pool_free(context.pool);
 }
 

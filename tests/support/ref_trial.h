@@ -1,8 +1,9 @@
-/* ref_trial.h - one call with tensors of its own, put straight to a backend: no API, no plan cache. */
+/* ref_trial.h - one call with tensors of its own, planned and run by one backend. */
 #ifndef FFPA_TESTS_REF_TRIAL_H
 #define FFPA_TESTS_REF_TRIAL_H
 
 #include "core/backend.h"
+#include "cpu/ref.h"
 
 typedef struct trial_size {
     int64_t b, hq, hk, nq, nk, d, dv;
@@ -21,6 +22,18 @@ typedef struct trial {
 /* q k v o lse dout dlse dq dk dv, without options; scale 1. dlse is absent until trial_use_dlse. */
 trial *trial_new(trial_size size, ffpa_dtype dtype);
 void trial_free(trial *t);
+
+/* A trial with q = 0, dO = 1 and V = I, so that O is the weight matrix itself. */
+trial *trial_probe(trial_size size, ffpa_dtype dtype);
+
+/* Closed forms are checked on the reference with f64 and with f32, and on naive with f32. */
+typedef struct way {
+    const backend *be;
+    ffpa_dtype dtype;
+} way;
+enum { WAYS = 3 };
+extern const way ways[WAYS];
+#define EACH_WAY(w) for (const way *w = ways; w < ways + WAYS; w++)
 
 /* A tensor that the trial frees: the fill from `offset` on, times `factor`. */
 ffpa_tensor trial_tensor(trial *t, ffpa_dtype dtype, const int64_t shape[4], int64_t offset,
@@ -41,6 +54,7 @@ void trial_backward(trial *t, const backend *be);
 double tensor_get(const ffpa_tensor *t, int64_t b, int64_t h, int64_t n, int64_t d);
 void tensor_set(const ffpa_tensor *t, int64_t b, int64_t h, int64_t n, int64_t d, double value);
 void tensor_fill(const ffpa_tensor *t, double value);
+void tensor_set_identity(const ffpa_tensor *t);
 int64_t tensor_count(const ffpa_tensor *t);
 
 /* Element n of a tensor, counted in logical order. */
