@@ -26,8 +26,8 @@ static const char *option_or_env(const char *option, const char *variable)
 static ffpa_status read_threads(const ffpa_context_options *o, int *threads)
 {
     const char *env = option_or_env(NULL, "FFPA_THREADS");
-    CHECK(o->threads >= 0 && o->threads <= MAX_THREADS, FFPA_E_INVALID, "%s: threads=%d is not in 0..%d",
-          FN, o->threads, MAX_THREADS);
+    CHECK(o->threads >= 0 && o->threads <= MAX_THREADS, FFPA_E_INVALID,
+          "%s: threads=%d is not in 0..%d", FN, o->threads, MAX_THREADS);
     *threads = o->threads;
     if (*threads == 0 && env) {
         char *end;
@@ -43,11 +43,13 @@ static ffpa_status read_threads(const ffpa_context_options *o, int *threads)
 static ffpa_status choose_backend(ffpa_context *ctx, const ffpa_context_options *o)
 {
     const char *name = option_or_env(o->backend, "FFPA_BACKEND");
-    for (int i = 0; i < BACKEND_COUNT; i++) ctx->list[i] = BACKENDS[i];
+    for (int i = 0; i < BACKEND_COUNT; i++)
+        ctx->list[i] = BACKENDS[i];
     if (!name || strcmp(name, "auto") == 0) return FFPA_OK;
     for (int i = 0; i < BACKEND_COUNT; i++)
         if (strcmp(name, BACKENDS[i]->name) == 0) ctx->only = BACKENDS[i];
-    CHECK(ctx->only, FFPA_E_INVALID, "%s: backend=%.40s is none of auto, cpu, reference, naive", FN, name);
+    CHECK(ctx->only, FFPA_E_INVALID, "%s: backend=%.40s is none of auto, cpu, reference, naive",
+          FN, name);
     return FFPA_OK;
 }
 
@@ -55,8 +57,9 @@ static ffpa_status read_options(ffpa_context *ctx, const ffpa_context_options *o
 {
     CHECK(o->policy == FFPA_STRICT || o->policy == FFPA_ALLOW_SLOW, FFPA_E_INVALID,
           "%s: policy=%d is neither FFPA_STRICT (0) nor FFPA_ALLOW_SLOW (1)", FN, o->policy);
-    CHECK(!o->alloc == !o->free, FFPA_E_INVALID, "%s: %s is set without %s; give both or neither", FN,
-          o->alloc ? "alloc" : "free", o->alloc ? "free" : "alloc");
+    CHECK(!o->alloc == !o->free, FFPA_E_INVALID,
+          "%s: %s is set without %s; give both or neither", FN, o->alloc ? "alloc" : "free",
+          o->alloc ? "free" : "alloc");
     ctx->alloc = o->alloc ? (allocator){o->alloc, o->free, o->alloc_user} : allocator_default;
     ctx->policy = (ffpa_policy)o->policy;
     ctx->log = o->log;
@@ -76,17 +79,20 @@ ffpa_status ffpa_context_create(const ffpa_context_options *options, ffpa_contex
     if (options) TRY(params_read(&o, sizeof o, OPTIONS_V01, options, FN, "options"));
     TRY(read_options(&draft, &o, &threads));
     ffpa_context *ctx = mem_new(&draft.alloc, sizeof *ctx);
-    CHECK(ctx, FFPA_E_OUT_OF_MEMORY, "%s: no memory for a context (%zu bytes)", FN, sizeof *ctx);
+    CHECK(ctx, FFPA_E_OUT_OF_MEMORY, "%s: no memory for a context (%zu bytes)", FN,
+          sizeof *ctx);
     *ctx = draft;
     ctx->pool = pool_new(&ctx->alloc, threads);
     ctx->plans = plan_cache_new(&ctx->alloc);
     if (!ctx->pool || !ctx->plans) {
         ffpa_context_destroy(ctx);
-        return fail(FFPA_E_OUT_OF_MEMORY, "%s: no memory for the thread pool or the plan cache", FN);
+        return fail(FFPA_E_OUT_OF_MEMORY, "%s: no memory for the thread pool or the plan cache",
+                    FN);
     }
-    snprintf(ctx->describe, sizeof ctx->describe, "ffpa %d.%d.%d backend=%s isa=%s threads=%d policy=%s",
-             FFPA_VERSION_MAJOR, FFPA_VERSION_MINOR, FFPA_VERSION_PATCH,
-             ctx->only ? ctx->only->name : "auto", isa_name(ctx->isa), threads,
+    snprintf(ctx->describe, sizeof ctx->describe,
+             "ffpa %d.%d.%d backend=%s isa=%s threads=%d policy=%s", FFPA_VERSION_MAJOR,
+             FFPA_VERSION_MINOR, FFPA_VERSION_PATCH, ctx->only ? ctx->only->name : "auto",
+             isa_name(ctx->isa), threads,
              ctx->policy == FFPA_ALLOW_SLOW ? "allow-slow" : "strict");
     context_log(ctx, FFPA_LOG_INFO, "%s", ctx->describe);
     *context = ctx;

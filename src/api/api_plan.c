@@ -21,7 +21,8 @@ static ffpa_status check_report(const ffpa_report *report, const char *fn)
     return FFPA_OK;
 }
 
-static ffpa_status explain(ffpa_context *context, const problem *p, ffpa_report *report, const char *fn)
+static ffpa_status explain(ffpa_context *context, const problem *p, ffpa_report *report,
+                           const char *fn)
 {
     ffpa_plan *plan;
     ffpa_report refusals = {.struct_size = sizeof refusals};
@@ -53,7 +54,8 @@ ffpa_status ffpa_backward_supported(ffpa_context *context, const ffpa_backward_p
     return explain(context, &p, report, __func__);
 }
 
-ffpa_status ffpa_explain(ffpa_context *context, const ffpa_problem *problem_asked, ffpa_report *report)
+ffpa_status ffpa_explain(ffpa_context *context, const ffpa_problem *problem_asked,
+                         ffpa_report *report)
 {
     ffpa_problem ask;
     problem p;
@@ -66,7 +68,8 @@ ffpa_status ffpa_explain(ffpa_context *context, const ffpa_problem *problem_aske
 
 /* ---- plans --------------------------------------------------------------------------------------- */
 
-ffpa_status ffpa_plan_forward(ffpa_context *context, const ffpa_forward_params *params, ffpa_plan **plan)
+ffpa_status ffpa_plan_forward(ffpa_context *context, const ffpa_forward_params *params,
+                              ffpa_plan **plan)
 {
     call c;
     problem p;
@@ -77,7 +80,8 @@ ffpa_status ffpa_plan_forward(ffpa_context *context, const ffpa_forward_params *
     return plan_get(context, &p, __func__, plan);
 }
 
-ffpa_status ffpa_plan_backward(ffpa_context *context, const ffpa_backward_params *params, ffpa_plan **plan)
+ffpa_status ffpa_plan_backward(ffpa_context *context, const ffpa_backward_params *params,
+                               ffpa_plan **plan)
 {
     call c;
     problem p;
@@ -90,7 +94,8 @@ ffpa_status ffpa_plan_backward(ffpa_context *context, const ffpa_backward_params
 
 void ffpa_plan_destroy(ffpa_plan *plan) { plan_release(plan); }
 
-static ffpa_status run_planned(const ffpa_plan *plan, const call *c, const problem *p, const char *fn)
+static ffpa_status run_planned(const ffpa_plan *plan, const call *c, const problem *p,
+                               const char *fn)
 {
     CHECK(memcmp(&plan->prob, p, sizeof *p) == 0, FFPA_E_INVALID,
           "%s: params differ from the planned ones in more than pointers and strides", fn);
@@ -125,10 +130,11 @@ ffpa_status ffpa_plan_report(const ffpa_plan *plan, ffpa_report *report)
 
 /* ---- prebuild ------------------------------------------------------------------------------------ */
 
-ffpa_status ffpa_prebuild(ffpa_context *context, const ffpa_problem *problem_asked, const char *arch,
-                          const char *directory)
+ffpa_status ffpa_prebuild(ffpa_context *context, const ffpa_problem *problem_asked,
+                          const char *arch, const char *directory)
 {
     (void)context, (void)problem_asked, (void)directory;
-    return fail(FFPA_E_UNSUPPORTED, "%s: arch=%.40s: this version has no GPU backend to compile for",
-                __func__, arch ? arch : "NULL");
+    return fail(FFPA_E_UNSUPPORTED,
+                "%s: arch=%.40s: this version has no GPU backend to compile for", __func__,
+                arch ? arch : "NULL");
 }

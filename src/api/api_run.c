@@ -8,7 +8,8 @@ ffpa_status read_forward(const ffpa_forward_params *params, const char *fn, call
     return problem_of_call(p, c, fn);
 }
 
-ffpa_status read_backward(const ffpa_backward_params *params, const char *fn, call *c, problem *p)
+ffpa_status read_backward(const ffpa_backward_params *params, const char *fn, call *c,
+                          problem *p)
 {
     TRY(call_read_backward(c, params, fn));
     return problem_of_call(p, c, fn);
@@ -41,7 +42,8 @@ ffpa_status ffpa_backward(ffpa_context *context, const ffpa_backward_params *par
     return run(context, &c, &p, __func__);
 }
 
-static ffpa_status workspace(ffpa_context *context, const problem *p, size_t *bytes, const char *fn)
+static ffpa_status workspace(ffpa_context *context, const problem *p, size_t *bytes,
+                             const char *fn)
 {
     ffpa_plan *plan;
     TRY(plan_get(context, p, fn, &plan));
@@ -50,7 +52,8 @@ static ffpa_status workspace(ffpa_context *context, const problem *p, size_t *by
     return FFPA_OK;
 }
 
-ffpa_status ffpa_forward_workspace(ffpa_context *context, const ffpa_forward_params *params, size_t *bytes)
+ffpa_status ffpa_forward_workspace(ffpa_context *context, const ffpa_forward_params *params,
+                                   size_t *bytes)
 {
     call c;
     problem p;
@@ -60,7 +63,8 @@ ffpa_status ffpa_forward_workspace(ffpa_context *context, const ffpa_forward_par
     return workspace(context, &p, bytes, __func__);
 }
 
-ffpa_status ffpa_backward_workspace(ffpa_context *context, const ffpa_backward_params *params, size_t *bytes)
+ffpa_status ffpa_backward_workspace(ffpa_context *context, const ffpa_backward_params *params,
+                                    size_t *bytes)
 {
     call c;
     problem p;

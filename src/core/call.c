@@ -31,8 +31,8 @@ ffpa_status params_read(void *dst, size_t dst_bytes, size_t min_bytes, const voi
     CHECK(src, FFPA_E_INVALID, "%s: %s is NULL", fn, what);
     memcpy(&bytes, src, sizeof bytes);
     CHECK(bytes >= min_bytes, FFPA_E_INVALID,
-          "%s: %s.struct_size=%zu is below %zu, its size in version 0.1; set it to sizeof", fn, what,
-          bytes, min_bytes);
+          "%s: %s.struct_size=%zu is below %zu, its size in version 0.1; set it to sizeof", fn,
+          what, bytes, min_bytes);
     CHECK(bytes <= dst_bytes + 65536, FFPA_E_INVALID,
           "%s: %s.struct_size=%zu is no plausible size of this struct", fn, what, bytes);
     for (size_t i = dst_bytes; i < bytes; i++)
@@ -46,11 +46,11 @@ ffpa_status params_read(void *dst, size_t dst_bytes, size_t min_bytes, const voi
 }
 
 /* Copy a side struct and let the pointer in the params name the copy. */
-#define READ_SIDE(field, copy, min_bytes)                                                      \
-    do {                                                                                       \
-        if (!c->f.field) break;                                                                \
-        TRY(params_read(&c->copy, sizeof c->copy, min_bytes, c->f.field, fn, #field));         \
-        c->f.field = &c->copy;                                                                 \
+#define READ_SIDE(field, copy, min_bytes)                                              \
+    do {                                                                               \
+        if (!c->f.field) break;                                                        \
+        TRY(params_read(&c->copy, sizeof c->copy, min_bytes, c->f.field, fn, #field)); \
+        c->f.field = &c->copy;                                                         \
     } while (0)
 
 ffpa_status call_read_forward(call *c, const ffpa_forward_params *params, const char *fn)

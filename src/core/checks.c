@@ -24,13 +24,13 @@ static ffpa_status check_sizes(const ffpa_problem *a, const char *fn)
           "%s: B=%" PRId64 " Hq=%" PRId64 " Hk=%" PRId64 " Nq=%" PRId64 " Nk=%" PRId64
           ": none may be negative",
           fn, a->b, a->hq, a->hk, a->nq, a->nk);
-    CHECK(a->d >= 0 && a->d <= MAX_D, FFPA_E_INVALID, "%s: D=%" PRId64 " (q.shape[3]) is not in 0..%d",
-          fn, a->d, MAX_D);
+    CHECK(a->d >= 0 && a->d <= MAX_D, FFPA_E_INVALID,
+          "%s: D=%" PRId64 " (q.shape[3]) is not in 0..%d", fn, a->d, MAX_D);
     CHECK(a->dv >= 0 && a->dv <= MAX_D, FFPA_E_INVALID,
           "%s: Dv=%" PRId64 " (v.shape[3]) is not in 0..%d", fn, a->dv, MAX_D);
     CHECK(a->hk > 0 ? a->hq % a->hk == 0 : a->hq == 0, FFPA_E_INVALID,
-          "%s: Hk=%" PRId64 " (k.shape[1]) does not divide Hq=%" PRId64 " (q.shape[1])", fn, a->hk,
-          a->hq);
+          "%s: Hk=%" PRId64 " (k.shape[1]) does not divide Hq=%" PRId64 " (q.shape[1])", fn,
+          a->hk, a->hq);
     return FFPA_OK;
 }
 
@@ -40,8 +40,8 @@ static ffpa_status check_options(const ffpa_problem *a, const char *fn)
           "%s: causal=%d is not a value of ffpa_causal (0, 1, 2)", fn, a->causal);
     CHECK(isfinite(a->softcap) && a->softcap >= 0.0f, FFPA_E_INVALID,
           "%s: softcap=%g must be finite and not negative (0 = off)", fn, (double)a->softcap);
-    CHECK(!a->has_scale || isfinite(a->scale), FFPA_E_INVALID, "%s: scale=%g must be finite", fn,
-          (double)a->scale);
+    CHECK(!a->has_scale || isfinite(a->scale), FFPA_E_INVALID, "%s: scale=%g must be finite",
+          fn, (double)a->scale);
     CHECK(a->dropout >= 0.0f && a->dropout <= 1.0f, FFPA_E_INVALID,
           "%s: dropout p=%g is not in 0..1", fn, (double)a->dropout);
     CHECK(a->mask_dtype == 0 || a->mask_dtype == FFPA_BOOL ||
@@ -56,16 +56,16 @@ static ffpa_status check_options(const ffpa_problem *a, const char *fn)
 static ffpa_status check_lengths(const ffpa_problem *a, const char *fn)
 {
     int64_t longest = 0;
-    CHECK(a->page >= 0 && a->page <= INT32_MAX, FFPA_E_INVALID, "%s: page=%" PRId64 " is not in 0..2^31-1",
-          fn, a->page);
+    CHECK(a->page >= 0 && a->page <= INT32_MAX, FFPA_E_INVALID,
+          "%s: page=%" PRId64 " is not in 0..2^31-1", fn, a->page);
     CHECK(a->n_lengths >= 0 && a->n_lengths <= FFPA_MAX_LENGTHS, FFPA_E_INVALID,
           "%s: varlen has %d lengths, at most %d fit", fn, a->n_lengths, FFPA_MAX_LENGTHS);
     if (a->n_lengths == 0) return FFPA_OK;
-    CHECK(a->n_lengths == a->b, FFPA_E_INVALID, "%s: varlen has %d lengths for B=%" PRId64 " sequences",
-          fn, a->n_lengths, a->b);
+    CHECK(a->n_lengths == a->b, FFPA_E_INVALID,
+          "%s: varlen has %d lengths for B=%" PRId64 " sequences", fn, a->n_lengths, a->b);
     for (int i = 0; i < a->n_lengths; i++) {
-        CHECK(a->lengths[i] >= 0, FFPA_E_INVALID, "%s: varlen length %d is %" PRId64 ", negative", fn, i,
-              a->lengths[i]);
+        CHECK(a->lengths[i] >= 0, FFPA_E_INVALID,
+              "%s: varlen length %d is %" PRId64 ", negative", fn, i, a->lengths[i]);
         longest = a->lengths[i] > longest ? a->lengths[i] : longest;
     }
     CHECK(longest == a->nk && (a->page || a->nq == longest), FFPA_E_INVALID,
@@ -82,8 +82,8 @@ ffpa_status ask_check(const ffpa_problem *a, const char *fn)
     CHECK(a->dtype != FFPA_E4M3 && a->dtype != FFPA_E5M2, FFPA_E_UNSUPPORTED,
           "%s: dtype %s: quantised inputs are declared but not implemented in this version", fn,
           dtype_name(a->dtype));
-    CHECK(is_float(a->dtype), FFPA_E_INVALID, "%s: q.dtype=%d is none of f32, f16, bf16, f64", fn,
-          a->dtype);
+    CHECK(is_float(a->dtype), FFPA_E_INVALID, "%s: q.dtype=%d is none of f32, f16, bf16, f64",
+          fn, a->dtype);
     TRY(check_sizes(a, fn));
     TRY(check_options(a, fn));
     TRY(check_lengths(a, fn));
@@ -114,30 +114,32 @@ static ffpa_status expect_broadcast(const ffpa_tensor *t, const int64_t want[4],
     byte_range range;
     for (int i = 0; i < 4; i++)
         CHECK(t->shape[i] == want[i] || t->shape[i] == 1, FFPA_E_INVALID,
-              "%s: %s.shape[%d]=%" PRId64 " must be 1 or %" PRId64, fn, name, i, t->shape[i], want[i]);
+              "%s: %s.shape[%d]=%" PRId64 " must be 1 or %" PRId64, fn, name, i, t->shape[i],
+              want[i]);
     return view_range(t, fn, name, &range);
 }
 
-static ffpa_status expect_dtype(const ffpa_tensor *t, int32_t want, int32_t other, const char *fn,
-                                const char *name)
+static ffpa_status expect_dtype(const ffpa_tensor *t, int32_t want, int32_t other,
+                                const char *fn, const char *name)
 {
     CHECK(t->dtype == want || t->dtype == other, FFPA_E_INVALID,
-          other == want ? "%s: %s.dtype=%s, expected %s" : "%s: %s.dtype=%s, expected %s or %s", fn,
-          name, dtype_name(t->dtype), dtype_name(want), dtype_name(other));
+          other == want ? "%s: %s.dtype=%s, expected %s" : "%s: %s.dtype=%s, expected %s or %s",
+          fn, name, dtype_name(t->dtype), dtype_name(want), dtype_name(other));
     return FFPA_OK;
 }
 
-static ffpa_status expect_device(const ffpa_tensor *t, const call *c, const char *fn, const char *name)
+static ffpa_status expect_device(const ffpa_tensor *t, const call *c, const char *fn,
+                                 const char *name)
 {
     CHECK(t->device == c->f.q.device, FFPA_E_INVALID,
-          "%s: %s.device=%d, but q.device=%d; all tensors must be on one device (0 = host)", fn, name,
-          t->device, c->f.q.device);
+          "%s: %s.device=%d, but q.device=%d; all tensors must be on one device (0 = host)", fn,
+          name, t->device, c->f.q.device);
     return FFPA_OK;
 }
 
 /* An output or input gradient-like tensor: shape, dtype (or the other), device. */
-static ffpa_status expect(const ffpa_tensor *t, const int64_t shape[4], int32_t dtype, int32_t other,
-                          const call *c, const char *fn, const char *name)
+static ffpa_status expect(const ffpa_tensor *t, const int64_t shape[4], int32_t dtype,
+                          int32_t other, const call *c, const char *fn, const char *name)
 {
     TRY(expect_dtype(t, dtype, other, fn, name));
     TRY(expect_shape(t, shape, fn, name));
@@ -152,18 +154,20 @@ static ffpa_status check_varlen(const call *c, const char *fn)
     const ffpa_varlen *v = c->f.varlen;
     if (!v) return FFPA_OK;
     CHECK(v->cu_q || v->cu_k, FFPA_E_INVALID, "%s: varlen has neither cu_q nor cu_k", fn);
-    CHECK(v->batch >= 0, FFPA_E_INVALID, "%s: varlen.batch=%" PRId64 " is negative", fn, v->batch);
+    CHECK(v->batch >= 0, FFPA_E_INVALID, "%s: varlen.batch=%" PRId64 " is negative", fn,
+          v->batch);
     CHECK(v->index_dtype == FFPA_I32 || v->index_dtype == FFPA_I64, FFPA_E_INVALID,
           "%s: varlen.index_dtype=%d is neither i32 nor i64", fn, v->index_dtype);
     CHECK(v->max_q >= 0 && v->max_k >= 0, FFPA_E_INVALID,
-          "%s: varlen.max_q=%" PRId64 " max_k=%" PRId64 ": hints may not be negative", fn, v->max_q,
-          v->max_k);
+          "%s: varlen.max_q=%" PRId64 " max_k=%" PRId64 ": hints may not be negative", fn,
+          v->max_q, v->max_k);
     CHECK(!v->cu_k || !c->f.kv_cache, FFPA_E_INVALID,
           "%s: varlen.cu_k and kv_cache both say where the keys are; give one", fn);
-    CHECK(!tensor_given(&c->f.mask), FFPA_E_UNSUPPORTED,
-          "%s: mask with varlen: a mask indexes dense rows and keys; unpack the sequences or use "
-          "causal, window and lengths",
-          fn);
+    CHECK(
+        !tensor_given(&c->f.mask), FFPA_E_UNSUPPORTED,
+        "%s: mask with varlen: a mask indexes dense rows and keys; unpack the sequences or use "
+        "causal, window and lengths",
+        fn);
     return FFPA_OK;
 }
 
@@ -171,17 +175,28 @@ static ffpa_status check_cache(const call *c, const char *fn)
 {
     const ffpa_kv_cache *k = c->f.kv_cache;
     if (!k) return FFPA_OK;
-    CHECK(c->op == FFPA_FORWARD, FFPA_E_INVALID, "%s: kv_cache: a KV cache has no backward", fn);
+    CHECK(c->op == FFPA_FORWARD, FFPA_E_INVALID, "%s: kv_cache: a KV cache has no backward",
+          fn);
     CHECK(k->lengths, FFPA_E_INVALID, "%s: kv_cache.lengths is NULL; it is required", fn);
     CHECK(k->index_dtype == FFPA_I32 || k->index_dtype == FFPA_I64, FFPA_E_INVALID,
           "%s: kv_cache.index_dtype=%d is neither i32 nor i64", fn, k->index_dtype);
     CHECK(!k->block_table || !k->batch_index, FFPA_E_INVALID,
-          "%s: kv_cache has both block_table and batch_index; pages already choose the entry", fn);
+          "%s: kv_cache has both block_table and batch_index; pages already choose the entry",
+          fn);
     CHECK(k->table_width >= 0 && (!k->table_stride || k->table_stride >= k->table_width),
-          FFPA_E_INVALID, "%s: kv_cache.table_stride=%" PRId64 " is below table_width=%" PRId64, fn,
-          k->table_stride, k->table_width);
+          FFPA_E_INVALID, "%s: kv_cache.table_stride=%" PRId64 " is below table_width=%" PRId64,
+          fn, k->table_stride, k->table_width);
     CHECK(!k->block_table || c->f.k.shape[2] > 0 || c->f.k.shape[0] == 0, FFPA_E_INVALID,
           "%s: k.shape[2]=0 is no page size", fn);
+    const int64_t batch = c->f.varlen ? c->f.varlen->batch : c->f.q.shape[0];
+    int64_t keys;
+    CHECK(
+        !__builtin_mul_overflow(k->block_table ? k->table_width : 1, c->f.k.shape[2], &keys) &&
+            !__builtin_mul_overflow(keys, batch, &keys),
+        FFPA_E_INVALID,
+        "%s: kv_cache.table_width=%" PRId64 " pages of k.shape[2]=%" PRId64 " rows for %" PRId64
+        " sequences are more than 2^63 keys",
+        fn, k->table_width, c->f.k.shape[2], batch);
     return FFPA_OK;
 }
 
@@ -193,7 +208,8 @@ static ffpa_status check_operands(const call *c, const char *fn)
     const bool packed_q = v && v->cu_q, packed_k = v && v->cu_k;
     const int64_t batch = v ? v->batch : f->q.shape[0];
     const int64_t k_batch = packed_k ? 1 : f->kv_cache ? f->k.shape[0] : batch;
-    const int64_t q_want[4] = {packed_q ? 1 : batch, f->q.shape[1], f->q.shape[2], f->q.shape[3]};
+    const int64_t q_want[4] = {packed_q ? 1 : batch, f->q.shape[1], f->q.shape[2],
+                               f->q.shape[3]};
     const int64_t k_want[4] = {k_batch, f->k.shape[1], f->k.shape[2], f->q.shape[3]};
     const int64_t v_want[4] = {k_batch, f->k.shape[1], f->k.shape[2], f->v.shape[3]};
     const int64_t o_want[4] = {q_want[0], q_want[1], q_want[2], f->v.shape[3]};
@@ -228,27 +244,33 @@ static ffpa_status check_extras(const call *c, const char *fn)
     const int64_t mask_want[4] = {batch, hq, f->q.shape[2], most_keys(c)};
     const int64_t slope_want[4] = {batch, hq, 1, 1}, sink_want[4] = {1, hq, 1, 1};
     if (tensor_given(&f->mask)) {
-        CHECK(f->mask.dtype != 0, FFPA_E_INVALID, "%s: mask.dtype=0 is none of bool, f32, f16, bf16", fn);
+        CHECK(f->mask.dtype != 0, FFPA_E_INVALID,
+              "%s: mask.dtype=0 is none of bool, f32, f16, bf16", fn);
         TRY(expect_broadcast(&f->mask, mask_want, fn, "mask"));
         TRY(expect_device(&f->mask, c, fn, "mask"));
     }
     if (tensor_given(&f->alibi)) {
-        CHECK(f->alibi.shape[1] == hq, FFPA_E_INVALID, "%s: alibi.shape[1]=%" PRId64 ", expected %" PRId64,
-              fn, f->alibi.shape[1], hq);
+        CHECK(f->alibi.shape[1] == hq, FFPA_E_INVALID,
+              "%s: alibi.shape[1]=%" PRId64 ", expected %" PRId64, fn, f->alibi.shape[1], hq);
         TRY(expect_dtype(&f->alibi, FFPA_F32, FFPA_F32, fn, "alibi"));
         TRY(expect_broadcast(&f->alibi, slope_want, fn, "alibi"));
         TRY(expect_device(&f->alibi, c, fn, "alibi"));
     }
-    if (tensor_given(&f->sink)) TRY(expect(&f->sink, sink_want, FFPA_F32, FFPA_F32, c, fn, "sink"));
+    if (tensor_given(&f->sink))
+        TRY(expect(&f->sink, sink_want, FFPA_F32, FFPA_F32, c, fn, "sink"));
     CHECK(!f->quant, FFPA_E_UNSUPPORTED,
           "%s: quant: quantised inputs are declared but not implemented in this version", fn);
     CHECK((f->flags & ~(FFPA_SCALE | FFPA_WINDOW | FFPA_DETERMINISTIC)) == 0, FFPA_E_NEWER,
           "%s: flags=0x%x has a bit that this library does not know", fn, f->flags);
-    CHECK(!f->rows || f->rows->count == 0 || f->rows->rows, FFPA_E_INVALID, "%s: rows.rows is NULL", fn);
+    CHECK(!f->rows || f->rows->count >= 0, FFPA_E_INVALID,
+          "%s: rows.count=%" PRId64 " is negative", fn, f->rows ? f->rows->count : 0);
+    CHECK(!f->rows || f->rows->count == 0 || f->rows->rows, FFPA_E_INVALID,
+          "%s: rows.rows is NULL", fn);
     for (int64_t i = 0; f->rows && i < f->rows->count; i++)
         CHECK(f->rows->rows[i] > (i ? f->rows->rows[i - 1] : -1), FFPA_E_INVALID,
-              "%s: rows.rows[%" PRId64 "]=%" PRId64 "; rows must be increasing and not negative", fn, i,
-              f->rows->rows[i]);
+              "%s: rows.rows[%" PRId64 "]=%" PRId64
+              "; rows must be increasing and not negative",
+              fn, i, f->rows->rows[i]);
     return FFPA_OK;
 }
 
@@ -256,7 +278,8 @@ static ffpa_status check_extras(const call *c, const char *fn)
 static ffpa_status check_gradient(const ffpa_tensor *grad, const ffpa_tensor *of, const call *c,
                                   const char *fn, const char *name)
 {
-    return tensor_given(grad) ? expect(grad, of->shape, of->dtype, wide(c), c, fn, name) : FFPA_OK;
+    return tensor_given(grad) ? expect(grad, of->shape, of->dtype, wide(c), c, fn, name)
+                              : FFPA_OK;
 }
 
 static ffpa_status check_backward(const call *c, const char *fn)
@@ -266,14 +289,16 @@ static ffpa_status check_backward(const call *c, const char *fn)
     CHECK(tensor_given(&f->lse) || view_count(&f->q) == 0, FFPA_E_INVALID,
           "%s: forward.lse is absent; backward reads it", fn);
     TRY(expect(&g->dout, f->o.shape, f->q.dtype, wide(c), c, fn, "dout"));
-    if (tensor_given(&g->dlse)) TRY(expect(&g->dlse, f->lse.shape, wide(c), wide(c), c, fn, "dlse"));
+    if (tensor_given(&g->dlse))
+        TRY(expect(&g->dlse, f->lse.shape, wide(c), wide(c), c, fn, "dlse"));
     TRY(check_gradient(&g->dq, &f->q, c, fn, "dq"));
     TRY(check_gradient(&g->dk, &f->k, c, fn, "dk"));
     TRY(check_gradient(&g->dv, &f->v, c, fn, "dv"));
     if (tensor_given(&g->dmask)) {
-        CHECK(tensor_given(&f->mask) && f->mask.dtype != FFPA_BOOL, FFPA_E_INVALID,
-              "%s: dmask is asked for, but forward.mask is %s; only an added mask has a gradient", fn,
-              tensor_given(&f->mask) ? "bool" : "absent");
+        CHECK(
+            tensor_given(&f->mask) && f->mask.dtype != FFPA_BOOL, FFPA_E_INVALID,
+            "%s: dmask is asked for, but forward.mask is %s; only an added mask has a gradient",
+            fn, tensor_given(&f->mask) ? "bool" : "absent");
         TRY(check_gradient(&g->dmask, &f->mask, c, fn, "dmask"));
     }
     CHECK(!tensor_given(&g->dsink) || tensor_given(&f->sink), FFPA_E_INVALID,
@@ -285,6 +310,9 @@ ffpa_status call_check(const call *c, const char *fn)
 {
     CHECK(c->f.q.dtype > 0 && dtype_bytes(c->f.q.dtype) > 0, FFPA_E_INVALID,
           "%s: q.dtype=%d is none of f32, f16, bf16, f64", fn, c->f.q.dtype);
+    CHECK(c->f.q.device >= FFPA_HOST, FFPA_E_INVALID,
+          "%s: q.device=%d is negative; FFPA_HOST is 0, FFPA_CUDA(i) is i + 1", fn,
+          c->f.q.device);
     CHECK(!c->f.dropout || (c->dropout.p >= 0.0f && c->dropout.p <= 1.0f), FFPA_E_INVALID,
           "%s: dropout.p=%g is not in 0..1", fn, c->f.dropout ? (double)c->dropout.p : 0.0);
     TRY(check_varlen(c, fn));

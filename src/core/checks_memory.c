@@ -15,10 +15,12 @@ static ffpa_status check_operand(operand *o, const char *fn)
 {
     TRY(view_range(o->t, fn, o->name, &o->range));
     if (o->range.low == o->range.high && !o->t->data) return FFPA_OK;
-    CHECK(o->t->data || view_count(o->t) == 0, FFPA_E_INVALID, "%s: %s.data is NULL", fn, o->name);
+    CHECK(o->t->data || view_count(o->t) == 0, FFPA_E_INVALID, "%s: %s.data is NULL", fn,
+          o->name);
     const size_t bytes = dtype_bytes(o->t->dtype);
     CHECK((uintptr_t)o->t->data % bytes == 0, FFPA_E_INVALID,
-          "%s: %s.data=%p is not aligned to its %zu-byte elements", fn, o->name, o->t->data, bytes);
+          "%s: %s.data=%p is not aligned to its %zu-byte elements", fn, o->name, o->t->data,
+          bytes);
     CHECK(!o->written || !view_folds(o->t), FFPA_E_INVALID,
           "%s: %s.stride=[%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64
           "] puts two elements of an output at one address",
@@ -29,11 +31,13 @@ static ffpa_status check_operand(operand *o, const char *fn)
 /* Every written operand against every other. Views that are only read may share memory. */
 static ffpa_status check_operands_apart(operand *ops, int n, const char *fn)
 {
-    for (int i = 0; i < n; i++) TRY(check_operand(&ops[i], fn));
+    for (int i = 0; i < n; i++)
+        TRY(check_operand(&ops[i], fn));
     for (int i = 0; i < n; i++)
         for (int j = 0; j < n; j++) {
             if (i == j || !ops[i].written || (ops[j].written && j < i)) continue;
-            if (ops[i].range.high <= ops[j].range.low || ops[j].range.high <= ops[i].range.low) continue;
+            if (ops[i].range.high <= ops[j].range.low || ops[j].range.high <= ops[i].range.low)
+                continue;
             CHECK(!views_overlap(ops[i].t, ops[j].t), FFPA_E_INVALID,
                   "%s: output %s overlaps %s in memory", fn, ops[i].name, ops[j].name);
         }
@@ -82,20 +86,24 @@ ffpa_status merge_check(const ffpa_merge_params *m, const char *fn)
     const int32_t dtype = m->o_a.dtype;
     const int32_t lse_dtype = dtype == FFPA_F64 ? FFPA_F64 : FFPA_F32;
     CHECK(dtype == FFPA_F32 || dtype == FFPA_F16 || dtype == FFPA_BF16 || dtype == FFPA_F64,
-          FFPA_E_INVALID, "%s: o_a.dtype=%s is none of f32, f16, bf16, f64", fn, dtype_name(dtype));
+          FFPA_E_INVALID, "%s: o_a.dtype=%s is none of f32, f16, bf16, f64", fn,
+          dtype_name(dtype));
     const int n = tensor_given(&m->lse) ? 6 : 5;
     for (int i = 0; i < n; i++) {
         const bool is_lse = i % 2 == 1;
         const ffpa_tensor *t = ops[i].t;
-        CHECK(t->dtype == (is_lse ? lse_dtype : dtype), FFPA_E_INVALID, "%s: %s.dtype=%s, expected %s",
-              fn, ops[i].name, dtype_name(t->dtype), dtype_name(is_lse ? lse_dtype : dtype));
+        CHECK(t->dtype == (is_lse ? lse_dtype : dtype), FFPA_E_INVALID,
+              "%s: %s.dtype=%s, expected %s", fn, ops[i].name, dtype_name(t->dtype),
+              dtype_name(is_lse ? lse_dtype : dtype));
         for (int a = 0; a < 4; a++) {
             const int64_t want = is_lse && a == 3 ? 1 : m->o_a.shape[a];
-            CHECK(t->shape[a] == want, FFPA_E_INVALID, "%s: %s.shape[%d]=%" PRId64 ", expected %" PRId64,
-                  fn, ops[i].name, a, t->shape[a], want);
+            CHECK(t->shape[a] == want, FFPA_E_INVALID,
+                  "%s: %s.shape[%d]=%" PRId64 ", expected %" PRId64, fn, ops[i].name, a,
+                  t->shape[a], want);
         }
         CHECK(t->device == FFPA_HOST, FFPA_E_UNSUPPORTED,
-              "%s: %s.device=%d: this version merges host tensors only", fn, ops[i].name, t->device);
+              "%s: %s.device=%d: this version merges host tensors only", fn, ops[i].name,
+              t->device);
         TRY(check_operand(&ops[i], fn));
     }
     /* In place is fine when it is exactly in place: each element is read before it is written. */
@@ -103,10 +111,11 @@ ffpa_status merge_check(const ffpa_merge_params *m, const char *fn)
         for (int j = 0; j < n; j++) {
             const ffpa_tensor *a = ops[i].t, *b = ops[j].t;
             bool same = a->data == b->data && (j < 4) && i % 2 == j % 2;
-            for (int x = 0; x < 4; x++) same = same && (a->stride[x] == b->stride[x] || a->shape[x] <= 1);
+            for (int x = 0; x < 4; x++)
+                same = same && (a->stride[x] == b->stride[x] || a->shape[x] <= 1);
             CHECK(i == j || same || !views_overlap(a, b), FFPA_E_INVALID,
-                  "%s: output %s overlaps %s in memory without being the same view", fn, ops[i].name,
-                  ops[j].name);
+                  "%s: output %s overlaps %s in memory without being the same view", fn,
+                  ops[i].name, ops[j].name);
         }
     return FFPA_OK;
 }

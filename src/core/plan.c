@@ -54,8 +54,10 @@ static void flatten(char *out, size_t bytes, const char *lines)
 {
     size_t n = 0;
     for (const char *p = lines; *p && n + 2 < bytes; p++) {
-        if (*p != '\n') out[n++] = *p;
-        else if (p[1]) out[n++] = ';', out[n++] = ' ';
+        if (*p != '\n')
+            out[n++] = *p;
+        else if (p[1])
+            out[n++] = ';', out[n++] = ' ';
     }
     out[n] = 0;
 }
@@ -70,7 +72,8 @@ ffpa_status plan_make(ffpa_context *ctx, const problem *prob, const char *fn, ff
     if (!be) {
         char reasons[800];
         flatten(reasons, sizeof reasons, report.refusals);
-        return fail(FFPA_E_UNSUPPORTED, "%s: no permitted backend takes this problem (%s)", fn, reasons);
+        return fail(FFPA_E_UNSUPPORTED, "%s: no permitted backend takes this problem (%s)", fn,
+                    reasons);
     }
     ffpa_plan *plan = mem_new(&ctx->alloc, sizeof *plan);
     CHECK(plan, FFPA_E_OUT_OF_MEMORY, "%s: no memory for a plan (%zu bytes)", fn, sizeof *plan);
@@ -83,7 +86,8 @@ ffpa_status plan_make(ffpa_context *ctx, const problem *prob, const char *fn, ff
         plan_release(plan);
         return status;
     }
-    context_log(ctx, FFPA_LOG_INFO, "plan %s workspace=%zu", plan->report.path, plan->report.workspace_bytes);
+    context_log(ctx, FFPA_LOG_INFO, "plan %s workspace=%zu", plan->report.path,
+                plan->report.workspace_bytes);
     *out = plan;
     return FFPA_OK;
 }
@@ -96,8 +100,8 @@ void plan_release(ffpa_plan *plan)
 }
 
 /* The caller's workspace if it will do; memory of our own where the caller gave none. */
-static ffpa_status find_workspace(const ffpa_plan *plan, const call *c, const char *fn, void **use,
-                                  void **own)
+static ffpa_status find_workspace(const ffpa_plan *plan, const call *c, const char *fn,
+                                  void **use, void **own)
 {
     const size_t need = plan->report.workspace_bytes;
     size_t given;
@@ -106,12 +110,14 @@ static ffpa_status find_workspace(const ffpa_plan *plan, const call *c, const ch
     if (need == 0) return FFPA_OK;
     if (!*use && plan->prob.device == FFPA_HOST) {
         *use = *own = mem_raw(&plan->ctx->alloc, need);
-        CHECK(*own, FFPA_E_OUT_OF_MEMORY, "%s: no memory for a workspace of %zu bytes", fn, need);
+        CHECK(*own, FFPA_E_OUT_OF_MEMORY, "%s: no memory for a workspace of %zu bytes", fn,
+              need);
         return FFPA_OK;
     }
-    CHECK(*use && given >= need, FFPA_E_WORKSPACE, "%s: workspace_bytes=%zu, this plan needs %zu", fn,
-          given, need);
-    CHECK((uintptr_t)*use % 64 == 0, FFPA_E_WORKSPACE, "%s: workspace=%p is not 64-byte aligned", fn, *use);
+    CHECK(*use && given >= need, FFPA_E_WORKSPACE,
+          "%s: workspace_bytes=%zu, this plan needs %zu", fn, given, need);
+    CHECK((uintptr_t)*use % 64 == 0, FFPA_E_WORKSPACE,
+          "%s: workspace=%p is not 64-byte aligned", fn, *use);
     return FFPA_OK;
 }
 

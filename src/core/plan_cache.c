@@ -34,7 +34,8 @@ plan_cache *plan_cache_new(const allocator *a)
 void plan_cache_free(plan_cache *cache)
 {
     if (!cache) return;
-    for (int i = 0; i < PLAN_CACHE_ENTRIES; i++) plan_release(cache->entry[i].plan);
+    for (int i = 0; i < PLAN_CACHE_ENTRIES; i++)
+        plan_release(cache->entry[i].plan);
     pthread_mutex_destroy(&cache->lock);
     mem_free(cache->alloc, cache);
 }
@@ -45,7 +46,8 @@ static ffpa_plan *find(plan_cache *cache, uint64_t hash, const problem *prob)
     cache->clock++;
     for (int i = 0; i < PLAN_CACHE_ENTRIES; i++) {
         struct entry *e = &cache->entry[i];
-        if (!e->plan || e->hash != hash || memcmp(&e->plan->prob, prob, sizeof *prob) != 0) continue;
+        if (!e->plan || e->hash != hash || memcmp(&e->plan->prob, prob, sizeof *prob) != 0)
+            continue;
         e->used = cache->clock;
         atomic_fetch_add(&e->plan->references, 1);
         return e->plan;
@@ -82,8 +84,10 @@ ffpa_status plan_get(ffpa_context *ctx, const problem *prob, const char *fn, ffp
     *plan = find(cache, hash, prob); /* another thread may have been faster */
     if (!*plan) evicted = insert(cache, hash, made);
     pthread_mutex_unlock(&cache->lock);
-    if (*plan) plan_release(made);
-    else *plan = made;
+    if (*plan)
+        plan_release(made);
+    else
+        *plan = made;
     plan_release(evicted);
     return FFPA_OK;
 }

@@ -3,6 +3,8 @@
 
 #include "core/checks.h"
 
+#include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -80,7 +82,8 @@ static void fill_options(problem *p, const call *c)
     a->window_right = a->has_window ? f->window_right : 0;
     if (tensor_given(&f->mask)) {
         a->mask_dtype = f->mask.dtype;
-        for (int i = 0; i < 4; i++) a->mask_axes |= (f->mask.shape[i] != 1 ? 1u : 0u) << i;
+        for (int i = 0; i < 4; i++)
+            a->mask_axes |= (f->mask.shape[i] != 1 ? 1u : 0u) << i;
     }
     a->softcap = f->softcap;
     a->has_scale = (f->flags & FFPA_SCALE) != 0;
@@ -107,10 +110,10 @@ ffpa_status problem_of_call(problem *p, const call *c, const char *fn)
     p->workspace_limit_bytes = c->f.workspace_limit_bytes;
     if (c->op == FFPA_BACKWARD) {
         const ffpa_backward_params *g = &c->g;
-        p->outputs = (tensor_given(&g->dq) ? OUT_DQ : 0u) | (tensor_given(&g->dk) ? OUT_DK : 0u) |
-                     (tensor_given(&g->dv) ? OUT_DV : 0u) |
-                     (tensor_given(&g->dmask) ? OUT_DMASK : 0u) |
-                     (tensor_given(&g->dsink) ? OUT_DSINK : 0u);
+        p->outputs =
+            (tensor_given(&g->dq) ? OUT_DQ : 0u) | (tensor_given(&g->dk) ? OUT_DK : 0u) |
+            (tensor_given(&g->dv) ? OUT_DV : 0u) | (tensor_given(&g->dmask) ? OUT_DMASK : 0u) |
+            (tensor_given(&g->dsink) ? OUT_DSINK : 0u);
         p->dlse = tensor_given(&g->dlse);
         p->workspace_limit_bytes = g->workspace_limit_bytes;
     }
@@ -120,16 +123,26 @@ ffpa_status problem_of_call(problem *p, const call *c, const char *fn)
 
 /* ---- from an ask: the call with contiguous tensors that it describes ------------------------- */
 
-/* A contiguous tensor that is only measured, never touched: its address is as good as any. */
-static ffpa_tensor pretend(int32_t dtype, int64_t b, int64_t h, int64_t n, int64_t d)
+/* Does a contiguous [B, h, n, d] stay below 2^63 bytes? Zeros count as ones, so that no product of some
+ * of the sizes overflows either. */
+static bool fits(const ffpa_problem *a, int64_t h, int64_t n, int64_t d)
 {
-    static char somewhere;
-    return ffpa_tensor_4d(&somewhere, (ffpa_dtype)dtype, b, h, n, d);
+    const int64_t sizes[4] = {a->b, h, n, d};
+    int64_t bytes = (int64_t)dtype_bytes(a->dtype);
+    for (int i = 0; i < 4; i++)
+        if (sizes[i] && __builtin_mul_overflow(bytes, sizes[i], &bytes)) return false;
+    return true;
 }
 
 ffpa_status problem_of_ask(problem *p, const ffpa_problem *ask, const char *fn)
 {
     TRY(ask_check(ask, fn));
+    CHECK(fits(ask, ask->hq, ask->nq, ask->d) && fits(ask, ask->hq, ask->nq, ask->dv) &&
+              fits(ask, ask->hk, ask->nk, ask->d) && fits(ask, ask->hk, ask->nk, ask->dv),
+          FFPA_E_INVALID,
+          "%s: B=%" PRId64 " Hq=%" PRId64 " Hk=%" PRId64 " Nq=%" PRId64 " Nk=%" PRId64
+          " D=%" PRId64 " Dv=%" PRId64 ": a tensor would reach past 2^63 bytes",
+          fn, ask->b, ask->hq, ask->hk, ask->nq, ask->nk, ask->d, ask->dv);
     memset(p, 0, sizeof *p);
     p->ask = *ask;
     p->o_dtype = ask->dtype;
@@ -144,18 +157,13 @@ ffpa_status problem_of_ask(problem *p, const ffpa_problem *ask, const char *fn)
     if (ask->n_lengths && !ask->page) {
         p->sources = VARLEN_Q | VARLEN_K;
         p->total_q = p->total_k = 0;
-        for (int i = 0; i < ask->n_lengths; i++) p->total_q += ask->lengths[i];
+        for (int i = 0; i < ask->n_lengths; i++)
+            p->total_q += ask->lengths[i];
         p->total_k = p->total_q;
     }
     if (ask->page) p->sources = CACHE_LENGTHS | CACHE_PAGED;
     p->workspace_limit_bytes = (uint64_t)1 << 30;
-    byte_range range;
-    const ffpa_tensor q = pretend(ask->dtype, ask->b, ask->hq, ask->nq, ask->d);
-    const ffpa_tensor k = pretend(ask->dtype, ask->b, ask->hk, ask->nk, ask->d);
-    const ffpa_tensor v = pretend(ask->dtype, ask->b, ask->hk, ask->nk, ask->dv);
-    TRY(view_range(&q, fn, "q", &range));
-    TRY(view_range(&k, fn, "k", &range));
-    return view_range(&v, fn, "v", &range);
+    return FFPA_OK;
 }
 
 /* ---- causal and window ------------------------------------------------------------------------ */
@@ -176,16 +184,25 @@ key_range key_range_of(const ffpa_problem *a, int64_t nq, int64_t nk, int64_t i)
 
 /* ---- cost ----------------------------------------------------------------------------------- */
 
-/* Allowed pairs of one head of one sequence, masks not counted. */
+/* Sum over i in [0, n) of i + a clipped to [0, top]. In doubles: sizes may be anything. */
+static double clipped_sum(double n, double a, double top)
+{
+    const double rise = fmin(fmax(-a, 0), n), flat = fmin(fmax(top - a, rise), n);
+    return (flat - rise) * (a + (rise + flat - 1) / 2) + (n - flat) * top;
+}
+
+/* Allowed pairs of one head of one sequence, masks not counted: the ends of all key ranges less their
+ * beginnings, as key_range_of has them. */
 static double pairs(const ffpa_problem *a, int64_t nq, int64_t nk)
 {
-    double sum = 0;
-    if (a->causal == FFPA_CAUSAL_NONE && !a->has_window) return (double)nq * (double)nk;
-    for (int64_t i = 0; i < nq; i++) {
-        const key_range r = key_range_of(a, nq, nk, i);
-        sum += r.last > r.first ? (double)(r.last - r.first) : 0.0;
-    }
-    return sum;
+    const double n = (double)nq, top = (double)nk,
+                 shift = a->causal == FFPA_TOP_LEFT ? 0 : top - n;
+    double right = INFINITY, left = INFINITY; /* keys after and before the centre */
+    if (a->causal != FFPA_CAUSAL_NONE) right = 0;
+    if (a->has_window && a->window_right >= 0) right = fmin(right, (double)a->window_right);
+    if (a->has_window && a->window_left >= 0) left = (double)a->window_left;
+    const double ends = isinf(right) ? n * top : clipped_sum(n, shift + right + 1, top);
+    return ends - (isinf(left) ? 0 : clipped_sum(n, shift - left, top));
 }
 
 double problem_flop(const problem *p)
@@ -194,7 +211,8 @@ double problem_flop(const problem *p)
     double sum = a->n_lengths ? 0 : (double)a->b * pairs(a, a->nq, a->nk);
     for (int i = 0; i < a->n_lengths; i++)
         sum += pairs(a, a->page ? a->nq : a->lengths[i], a->lengths[i]);
-    return sum * (double)a->hq * 2.0 * (double)(a->d + a->dv) * (a->op == FFPA_BACKWARD ? 2.5 : 1.0);
+    return sum * (double)a->hq * 2.0 * (double)(a->d + a->dv) *
+           (a->op == FFPA_BACKWARD ? 2.5 : 1.0);
 }
 
 double problem_bytes(const problem *p)
@@ -204,10 +222,12 @@ double problem_bytes(const problem *p)
     double keys = (double)p->total_k;
     if (a->n_lengths && a->page) {
         keys = 0;
-        for (int i = 0; i < a->n_lengths; i++) keys += (double)a->lengths[i];
+        for (int i = 0; i < a->n_lengths; i++)
+            keys += (double)a->lengths[i];
     }
-    const double q = (double)p->total_q * (double)(a->hq * a->d), o = (double)p->total_q * (double)(a->hq * a->dv);
-    const double kv = keys * (double)(a->hk * (a->d + a->dv));
+    const double q = (double)p->total_q * (double)(a->hq * a->d),
+                 o = (double)p->total_q * (double)(a->hq * a->dv);
+    const double kv = keys * (double)a->hk * (double)(a->d + a->dv);
     const double forward = (q + o + kv) * size;
     return a->op == FFPA_BACKWARD ? 2.0 * forward + o * size : forward;
 }

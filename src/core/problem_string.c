@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const FN_PARSE = "ffpa_problem_parse", *const FN_FORMAT = "ffpa_problem_format";
+static const char *const FN_PARSE = "ffpa_problem_parse", *const FN_FORMAT =
+                                                              "ffpa_problem_format";
 
 /* ---- parse ------------------------------------------------------------------------------------ */
 
@@ -46,7 +47,8 @@ static bool take_integer(field *f, bool negative, int64_t *out)
     if (minus) p++;
     const char *digits = p;
     for (; p < end && isdigit((unsigned char)*p); p++)
-        if (__builtin_mul_overflow(value, 10, &value) || __builtin_add_overflow(value, *p - '0', &value))
+        if (__builtin_mul_overflow(value, 10, &value) ||
+            __builtin_add_overflow(value, *p - '0', &value))
             return false;
     if (p == digits) return false;
     f->text = p;
@@ -56,7 +58,8 @@ static bool take_integer(field *f, bool negative, int64_t *out)
 
 static bool take_float(field *f, float *out)
 {
-    char buffer[64], *end; /* strtof needs a terminated string and knows locales we do not want */
+    char buffer[64],
+        *end; /* strtof needs a terminated string and knows locales we do not want */
     const size_t left = (size_t)(f->begin + f->length - f->text);
     if (left == 0 || left >= sizeof buffer) return false;
     memcpy(buffer, f->text, left);
@@ -71,7 +74,11 @@ static bool take_float(field *f, float *out)
 static const struct {
     const char *word;
     int32_t dtype;
-} DTYPES[] = {{"bool", FFPA_BOOL}, {"f32", FFPA_F32}, {"f16", FFPA_F16}, {"bf16", FFPA_BF16}, {"f64", FFPA_F64}};
+} DTYPES[] = {{"bool", FFPA_BOOL},
+              {"f32", FFPA_F32},
+              {"f16", FFPA_F16},
+              {"bf16", FFPA_BF16},
+              {"f64", FFPA_F64}};
 
 static bool take_dtype(field *f, int32_t *dtype)
 {
@@ -135,48 +142,69 @@ static bool parse_lengths(field *f, ffpa_problem *p)
     return true;
 }
 
+/* All 64 bits, unlike every other number here. */
 static bool parse_seed(field *f, ffpa_problem *p)
 {
-    int64_t seed;
-    if (!take_integer(f, false, &seed)) return false;
-    p->seed = (uint64_t)seed;
-    return true;
+    const char *end = f->begin + f->length, *digits = f->text;
+    for (; f->text < end && isdigit((unsigned char)*f->text); f->text++)
+        if (__builtin_mul_overflow(p->seed, 10, &p->seed) ||
+            __builtin_add_overflow(p->seed, (uint64_t)(*f->text - '0'), &p->seed))
+            return false;
+    return f->text > digits;
 }
 
 static ffpa_status parse_option(field *f, ffpa_problem *p)
 {
     bool ok = true;
-    if (take_word(f, "causal_tl")) p->causal = FFPA_TOP_LEFT;
-    else if (take_word(f, "causal")) p->causal = FFPA_BOTTOM_RIGHT;
-    else if (take_word(f, "win")) ok = parse_window(f, p);
-    else if (take_word(f, "mask=")) ok = parse_mask(f, p);
-    else if (take_word(f, "softcap")) ok = take_float(f, &p->softcap);
-    else if (take_word(f, "alibi")) p->alibi = 1;
-    else if (take_word(f, "sink")) p->sink = 1;
-    else if (take_word(f, "dropout")) ok = take_float(f, &p->dropout);
-    else if (take_word(f, "scale")) ok = take_float(f, &p->scale), p->has_scale = 1;
-    else if (take_word(f, "bnhd")) p->bnhd = 1;
-    else if (take_word(f, "seed")) ok = parse_seed(f, p);
-    else if (take_word(f, "varlen=")) ok = parse_lengths(f, p);
-    else if (take_word(f, "page")) ok = take_integer(f, false, &p->page) && p->page > 0;
-    else ok = false;
+    if (take_word(f, "causal_tl"))
+        p->causal = FFPA_TOP_LEFT;
+    else if (take_word(f, "causal"))
+        p->causal = FFPA_BOTTOM_RIGHT;
+    else if (take_word(f, "win"))
+        ok = parse_window(f, p);
+    else if (take_word(f, "mask="))
+        ok = parse_mask(f, p);
+    else if (take_word(f, "softcap"))
+        ok = take_float(f, &p->softcap);
+    else if (take_word(f, "alibi"))
+        p->alibi = 1;
+    else if (take_word(f, "sink"))
+        p->sink = 1;
+    else if (take_word(f, "dropout"))
+        ok = take_float(f, &p->dropout);
+    else if (take_word(f, "scale"))
+        ok = take_float(f, &p->scale), p->has_scale = 1;
+    else if (take_word(f, "bnhd"))
+        p->bnhd = 1;
+    else if (take_word(f, "seed"))
+        ok = parse_seed(f, p);
+    else if (take_word(f, "varlen="))
+        ok = parse_lengths(f, p);
+    else if (take_word(f, "page"))
+        ok = take_integer(f, false, &p->page) && p->page > 0;
+    else
+        ok = false;
     if (ok && field_done(f)) return FFPA_OK;
-    return bad_field(f, "causal, causal_tl, win<L>:<R>, mask=bool|f32|f16|bf16[:<axes of bhqk>], "
-                        "softcap<c>, alibi, sink, dropout<p>, scale<s>, bnhd, seed<n>, "
-                        "varlen=<len>+<len>... (at most 32) or page<n>");
+    return bad_field(f,
+                     "causal, causal_tl, win<L>:<R>, mask=bool|f32|f16|bf16[:<axes of bhqk>], "
+                     "softcap<c>, alibi, sink, dropout<p>, scale<s>, bnhd, seed<n>, "
+                     "varlen=<len>+<len>... (at most 32) or page<n>");
 }
 
 /* Number of an option's kind, to refuse it twice; the first letters tell them apart. */
 static int option_kind(const field *f)
 {
-    static const char *const KINDS[] = {"causal", "win", "mask", "softcap", "alibi", "sink", "dropout",
-                                        "scale", "bnhd", "seed", "varlen", "page"};
+    static const char *const KINDS[] = {"causal", "win",  "mask",    "softcap",
+                                        "alibi",  "sink", "dropout", "scale",
+                                        "bnhd",   "seed", "varlen",  "page"};
     for (int i = 0; i < (int)(sizeof KINDS / sizeof KINDS[0]); i++) {
         const size_t n = strlen(KINDS[i]);
         if (f->length >= n && strncmp(f->begin, KINDS[i], n) == 0) return i;
     }
     return -1;
 }
+
+enum { FIXED_FIELDS = 5 };
 
 static bool next_field(const char **text, const char *start, field *f)
 {
@@ -193,33 +221,41 @@ static ffpa_status parse_fixed(int index, field *f, ffpa_problem *p)
 {
     switch (index) {
     case 0:
-        if (take_word(f, "fwd")) p->op = FFPA_FORWARD;
-        else if (take_word(f, "bwd")) p->op = FFPA_BACKWARD;
+        if (take_word(f, "fwd"))
+            p->op = FFPA_FORWARD;
+        else if (take_word(f, "bwd"))
+            p->op = FFPA_BACKWARD;
         return p->op && field_done(f) ? FFPA_OK : bad_field(f, "fwd or bwd");
     case 1:
         return take_dtype(f, &p->dtype) && p->dtype != FFPA_BOOL && field_done(f)
                    ? FFPA_OK
                    : bad_field(f, "f32, f16, bf16 or f64");
     case 2:
-        return parse_heads(f, p) && field_done(f) ? FFPA_OK : bad_field(f, "b<B>h<Hq>[k<Hk>], such as b2h8k2");
+        return parse_heads(f, p) && field_done(f)
+                   ? FFPA_OK
+                   : bad_field(f, "b<B>h<Hq>[k<Hk>], such as b2h8k2");
     case 3:
-        return parse_rows(f, p) && field_done(f) ? FFPA_OK : bad_field(f, "q<Nq>k<Nk>, such as q300k300");
+        return parse_rows(f, p) && field_done(f) ? FFPA_OK
+                                                 : bad_field(f, "q<Nq>k<Nk>, such as q300k300");
     default:
-        return parse_dims(f, p) && field_done(f) ? FFPA_OK : bad_field(f, "d<D>[v<Dv>], such as d512");
+        return parse_dims(f, p) && field_done(f) ? FFPA_OK
+                                                 : bad_field(f, "d<D>[v<Dv>], such as d512");
     }
 }
 
 ffpa_status ffpa_problem_parse(const char *text, ffpa_problem *result)
 {
     ffpa_problem p = {.struct_size = sizeof p};
-    CHECK(text && result, FFPA_E_INVALID, "%s: %s is NULL", FN_PARSE, text ? "problem" : "text");
-    CHECK(strlen(text) < 1024, FFPA_E_INVALID, "%s: text of %zu bytes is longer than 1023", FN_PARSE,
-          strlen(text));
+    CHECK(text && result, FFPA_E_INVALID, "%s: %s is NULL", FN_PARSE,
+          text ? "problem" : "text");
+    CHECK(strlen(text) < 1024, FFPA_E_INVALID, "%s: text of %zu bytes is longer than 1023",
+          FN_PARSE, strlen(text));
     const char *rest = text;
     unsigned seen = 0;
     field f;
-    for (int index = 0; next_field(&rest, text, &f); index++) {
-        if (index < 5) {
+    int index = 0;
+    for (; next_field(&rest, text, &f); index++) {
+        if (index < FIXED_FIELDS) {
             TRY(parse_fixed(index, &f, &p));
             continue;
         }
@@ -228,9 +264,9 @@ ffpa_status ffpa_problem_parse(const char *text, ffpa_problem *result)
         if (kind >= 0) seen |= 1u << kind;
         TRY(parse_option(&f, &p));
     }
-    CHECK(p.dtype && f.position > 0 && p.op, FFPA_E_INVALID,
-          "%s: '%.80s' is too short; expected OP,DTYPE,bBhHq[kHk],qNqkNk,dD[vDv][,option...]", FN_PARSE,
-          text);
+    CHECK(index >= FIXED_FIELDS, FFPA_E_INVALID,
+          "%s: '%.80s' is too short; expected OP,DTYPE,bBhHq[kHk],qNqkNk,dD[vDv][,option...]",
+          FN_PARSE, text);
     TRY(ask_check(&p, FN_PARSE));
     *result = p;
     return FFPA_OK;
@@ -253,15 +289,21 @@ static void FFPA_PRINTF(2, 3) put(writer *w, const char *fmt, ...)
     w->used += n > 0 ? (size_t)n : 0;
 }
 
-/* The shortest decimal form that reads back as the same float. */
+/* The shortest decimal form that reads back as the same float; without an exponent if nine digits
+ * suffice for that (softcap30, not softcap3e+01). */
 static void put_float(writer *w, const char *name, float x)
 {
-    char text[40];
+    char text[40], shortest[40] = "";
     for (int digits = 1; digits <= 9; digits++) {
         snprintf(text, sizeof text, "%.*g", digits, (double)x);
-        if (strtof(text, NULL) == x) break;
+        if (strtof(text, NULL) != x) continue;
+        if (!*shortest) memcpy(shortest, text, sizeof text);
+        if (!strchr(text, 'e')) {
+            memcpy(shortest, text, sizeof text);
+            break;
+        }
     }
-    put(w, ",%s%s", name, text);
+    put(w, ",%s%s", name, shortest);
 }
 
 static void put_mask(writer *w, const ffpa_problem *p)
@@ -287,24 +329,28 @@ static void put_options(writer *w, const ffpa_problem *p)
     if (p->has_scale) put_float(w, "scale", p->scale);
     if (p->bnhd) put(w, ",bnhd");
     if (p->seed) put(w, ",seed%" PRIu64, p->seed);
-    for (int i = 0; i < p->n_lengths; i++) put(w, "%s%" PRId64, i ? "+" : ",varlen=", p->lengths[i]);
+    for (int i = 0; i < p->n_lengths; i++)
+        put(w, "%s%" PRId64, i ? "+" : ",varlen=", p->lengths[i]);
     if (p->page) put(w, ",page%" PRId64, p->page);
 }
 
 ffpa_status ffpa_problem_format(const ffpa_problem *given, char *text, size_t capacity)
 {
     ffpa_problem p;
-    CHECK(text && capacity > 0, FFPA_E_INVALID, "%s: %s", FN_FORMAT, text ? "capacity is 0" : "text is NULL");
+    CHECK(text && capacity > 0, FFPA_E_INVALID, "%s: %s", FN_FORMAT,
+          text ? "capacity is 0" : "text is NULL");
     text[0] = 0;
     TRY(params_read(&p, sizeof p, PROBLEM_V01, given, FN_FORMAT, "problem"));
     TRY(ask_check(&p, FN_FORMAT));
     writer w = {text, capacity, 0};
-    put(&w, "%s,%s,b%" PRId64 "h%" PRId64, p.op == FFPA_BACKWARD ? "bwd" : "fwd", dtype_name(p.dtype), p.b, p.hq);
+    put(&w, "%s,%s,b%" PRId64 "h%" PRId64, p.op == FFPA_BACKWARD ? "bwd" : "fwd",
+        dtype_name(p.dtype), p.b, p.hq);
     if (p.hk != p.hq) put(&w, "k%" PRId64, p.hk);
     put(&w, ",q%" PRId64 "k%" PRId64 ",d%" PRId64, p.nq, p.nk, p.d);
     if (p.dv != p.d) put(&w, "v%" PRId64, p.dv);
     put_options(&w, &p);
     if (w.used < capacity) return FFPA_OK;
     text[0] = 0;
-    return fail(FFPA_E_INVALID, "%s: capacity=%zu, the text takes %zu bytes", FN_FORMAT, capacity, w.used + 1);
+    return fail(FFPA_E_INVALID, "%s: capacity=%zu, the text takes %zu bytes", FN_FORMAT,
+                capacity, w.used + 1);
 }

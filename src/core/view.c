@@ -11,15 +11,18 @@ int64_t view_count(const ffpa_tensor *t)
     return t->shape[0] * t->shape[1] * t->shape[2] * t->shape[3];
 }
 
-ffpa_status view_range(const ffpa_tensor *t, const char *fn, const char *name, byte_range *range)
+ffpa_status view_range(const ffpa_tensor *t, const char *fn, const char *name,
+                       byte_range *range)
 {
     const int64_t bytes = (int64_t)dtype_bytes(t->dtype);
-    int64_t count = 1, low = 0, high = bytes, step;
+    int64_t count = 1, product = 1, low = 0, high = bytes, step;
     bool overflow = false;
     for (int i = 0; i < 4; i++) {
-        CHECK(t->shape[i] >= 0, FFPA_E_INVALID, "%s: %s.shape[%d]=%" PRId64 " is negative", fn, name,
-              i, t->shape[i]);
-        overflow |= __builtin_mul_overflow(count, t->shape[i], &count);
+        CHECK(t->shape[i] >= 0, FFPA_E_INVALID, "%s: %s.shape[%d]=%" PRId64 " is negative", fn,
+              name, i, t->shape[i]);
+        count = t->shape[i] ? count : 0;
+        /* zeros counted as ones, so that products of fewer sizes cannot overflow either */
+        overflow |= __builtin_mul_overflow(product, t->shape[i] ? t->shape[i] : 1, &product);
     }
     if (!overflow && count == 0) {
         *range = (byte_range){0, 0};
@@ -28,7 +31,8 @@ ffpa_status view_range(const ffpa_tensor *t, const char *fn, const char *name, b
     for (int i = 0; i < 4; i++) {
         overflow |= __builtin_mul_overflow(t->stride[i], bytes, &step);
         overflow |= __builtin_mul_overflow(step, t->shape[i] - 1, &step);
-        overflow |= __builtin_add_overflow(step < 0 ? low : high, step, step < 0 ? &low : &high);
+        overflow |=
+            __builtin_add_overflow(step < 0 ? low : high, step, step < 0 ? &low : &high);
     }
     overflow |= __builtin_add_overflow(low, (int64_t)(intptr_t)t->data, &low);
     overflow |= __builtin_add_overflow(high, (int64_t)(intptr_t)t->data, &high);
@@ -86,8 +90,10 @@ static bool axes_hit_range(const axis *ax, int n, int64_t base, int64_t size, in
                            int64_t high)
 {
     if (n == 0) return base < high && base + size > low;
-    int64_t span = size; /* bytes from the first to past the last element of one index of ax[0] */
-    for (int i = 1; i < n; i++) span += ax[i].bytes * (ax[i].count - 1);
+    int64_t span =
+        size; /* bytes from the first to past the last element of one index of ax[0] */
+    for (int i = 1; i < n; i++)
+        span += ax[i].bytes * (ax[i].count - 1);
     const int64_t step = ax[0].bytes, last = ax[0].count - 1;
     int64_t from = base + span > low ? 0 : (low - base - span) / step + 1;
     int64_t to = base >= high ? -1 : (high - 1 - base) / step;
@@ -147,7 +153,8 @@ static bool view_dense(const ffpa_tensor *t, byte_range r)
 /* Axes of step 0 add no address. */
 static int drop_broadcast(const axis *ax, int n)
 {
-    while (n > 0 && ax[n - 1].bytes == 0) n--;
+    while (n > 0 && ax[n - 1].bytes == 0)
+        n--;
     return n;
 }
 
@@ -156,10 +163,12 @@ bool views_overlap(const ffpa_tensor *a, const ffpa_tensor *b)
     byte_range ra, rb;
     axis xa[4], xb[4], ya[8], yb[8];
     int64_t base_a, base_b;
-    if (view_range(a, "", "", &ra) != FFPA_OK || view_range(b, "", "", &rb) != FFPA_OK) return true;
+    if (view_range(a, "", "", &ra) != FFPA_OK || view_range(b, "", "", &rb) != FFPA_OK)
+        return true;
     if (ra.low >= ra.high || rb.low >= rb.high) return false;
     if (ra.high <= rb.low || rb.high <= ra.low) return false;
-    const int64_t size_a = (int64_t)dtype_bytes(a->dtype), size_b = (int64_t)dtype_bytes(b->dtype);
+    const int64_t size_a = (int64_t)dtype_bytes(a->dtype),
+                  size_b = (int64_t)dtype_bytes(b->dtype);
     const int na = drop_broadcast(xa, sorted_axes(a, xa, &base_a));
     const int nb = drop_broadcast(xb, sorted_axes(b, xb, &base_b));
     if (view_dense(a, ra)) return axes_hit_range(xb, nb, base_b, size_b, ra.low, ra.high);

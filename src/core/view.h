@@ -12,7 +12,8 @@ typedef struct byte_range {
 } byte_range;
 
 /* Reach of a view, with every overflow caught. `fn` and `name` open the sentence. */
-ffpa_status view_range(const ffpa_tensor *t, const char *fn, const char *name, byte_range *range);
+ffpa_status view_range(const ffpa_tensor *t, const char *fn, const char *name,
+                       byte_range *range);
 
 int64_t view_count(const ffpa_tensor *t); /* elements; shapes are known to be valid */
 
