@@ -31,6 +31,10 @@ MAX_FILE, MAX_FUNCTION, MAX_PARAMETERS = 600, 60, 6
 LONGER = {  # file, or file:function -> its own limit, and why
     "ffpa.h": (700, "the whole public API in one file, most of it documentation"),
 }
+WIDER = {  # file:function -> its own limit of parameters, and why
+    "checks.c:expect": (7, "one line of a table: tensor, shape, two dtypes, and the three every check has"),
+    "tile.c:tile_block": (7, "the inner product's operands and strides, in registers"),
+}
 
 
 def tracked(root):
@@ -95,9 +99,9 @@ def too_long(path, lines):
             limit = LONGER.get(f"{path.name}:{name}", (MAX_FUNCTION,))[0]
             if n - start - 1 > limit:
                 yield f"{path}:{start}: {name} has {n - start - 1} lines, at most {limit}"
-            if parameters(signature) > MAX_PARAMETERS:
-                yield (f"{path}:{start}: {name} has {parameters(signature)} parameters, "
-                       f"at most {MAX_PARAMETERS}")
+            limit = WIDER.get(f"{path.name}:{name}", (MAX_PARAMETERS,))[0]
+            if parameters(signature) > limit:
+                yield f"{path}:{start}: {name} has {parameters(signature)} parameters, at most {limit}"
             start = None
 
 

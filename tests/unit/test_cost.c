@@ -1,0 +1,90 @@
+/* test_cost.c - the operations of a problem: the closed form against a count of every allowed pair. */
+#include "support/unit.h"
+
+#include "core/problem.h"
+
+#include <stdbool.h>
+
+static bool allowed(const ffpa_problem *a, int64_t i, int64_t j)
+{
+    const int64_t centre = a->causal == FFPA_TOP_LEFT ? i : i + a->nk - a->nq;
+    if (a->causal != FFPA_CAUSAL_NONE && j > centre) return false;
+    if (a->has_window && a->window_right >= 0 && j - centre > a->window_right) return false;
+    return !(a->has_window && a->window_left >= 0 && centre - j > a->window_left);
+}
+
+static double counted(const ffpa_problem *a)
+{
+    double pairs = 0;
+    for (int64_t i = 0; i < a->nq; i++) {
+        const key_range r = key_range_of(a, a->nq, a->nk, i);
+        assert_true(0 <= r.first && r.first <= r.last && r.last <= a->nk);
+        for (int64_t j = 0; j < a->nk; j++) {
+            assert_int_equal(j >= r.first && j < r.last, allowed(a, i, j));
+            pairs += allowed(a, i, j);
+        }
+    }
+    return pairs;
+}
+
+static void every_pair_is_counted(void **state)
+{
+    (void)state;
+    static const int64_t sizes[] = {0, 1, 2, 5, 9}, windows[] = {-1, 0, 1, 3, 100, INT64_MAX};
+    ffpa_problem a = {
+        .op = FFPA_FORWARD, .dtype = FFPA_F32, .b = 3, .hq = 4, .hk = 2, .d = 8, .dv = 6};
+    for (size_t q = 0; q < COUNT(sizes); q++)
+        for (size_t k = 0; k < COUNT(sizes); k++)
+            for (int causal = FFPA_CAUSAL_NONE; causal <= FFPA_BOTTOM_RIGHT; causal++)
+                for (size_t l = 0; l < COUNT(windows); l++)
+                    for (size_t r = 0; r < COUNT(windows); r++) {
+                        problem p;
+                        a.nq = sizes[q], a.nk = sizes[k], a.causal = causal;
+                        a.has_window = l + r > 0;
+                        a.window_left = windows[l], a.window_right = windows[r];
+                        assert_ok(problem_of_ask(&p, &a, "test"));
+                        assert_true(problem_flop(&p) == counted(&a) * 3 * 4 * 2 * (8 + 6));
+                    }
+}
+
+static void lengths_and_backward(void **state)
+{
+    (void)state;
+    ffpa_problem a;
+    problem p;
+    assert_ok(ffpa_problem_parse("bwd,f16,b3h2,q4k4,d8,causal,varlen=4+0+2", &a));
+    assert_ok(problem_of_ask(&p, &a, "test"));
+    assert_true(problem_flop(&p) == 2.5 * (10 + 0 + 3) * 2 * 2 * (8 + 8));
+    assert_ok(ffpa_problem_parse("fwd,f32,b2h4k1,q1k9,d8v4,page4,varlen=9+3", &a));
+    assert_ok(problem_of_ask(&p, &a, "test"));
+    assert_true(problem_flop(&p) == (9 + 3) * 4 * 2 * (8 + 4));
+    assert_true(problem_bytes(&p) == 4 * (2 * 4 * 8 + 2 * 4 * 4 + (9 + 3) * (8 + 4)));
+}
+
+static void sizes_without_bound(void **state)
+{
+    (void)state;
+    ffpa_problem a;
+    problem p;
+    assert_ok(ffpa_problem_parse("fwd,f32,b1h1,q1099511627776k1099511627776,d4,causal", &a));
+    assert_ok(problem_of_ask(&p, &a, "test")); /* at once, not after 10^12 rows */
+    const double n = 1099511627776.0;
+    assert_true(problem_flop(&p) == n * (n + 1) / 2 * 2 * 8);
+    static const char *const beyond[] = {
+        "fwd,f32,b9223372036854775807h1,q2k2,d4", "fwd,f32,b4611686018427387904h1,q4k0,d0",
+        "bwd,f16,b1h9223372036854775807,q0k0,d1024", "fwd,f32,b2h1,q9223372036854775807k1,d1"};
+    for (size_t i = 0; i < COUNT(beyond); i++) {
+        assert_ok(ffpa_problem_parse(beyond[i], &a));
+        assert_status(problem_of_ask(&p, &a, "test"), FFPA_E_INVALID, "past 2^63 bytes");
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_pair_is_counted),
+        cmocka_unit_test(lengths_and_backward),
+        cmocka_unit_test(sizes_without_bound),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
