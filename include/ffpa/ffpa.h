@@ -39,16 +39,16 @@ extern "C" {
 /* ---- status ------------------------------------------------------------------------------ */
 
 /* One row per status: name, pinned value, text. Values never change and are never reused. */
-#define FFPA_STATUS_MAP(X)                                                     \
-    X(OK, 0, "success")                                                        \
-    X(E_INVALID, 1, "an argument is malformed")                                \
-    X(E_UNSUPPORTED, 2, "well-formed, but no permitted backend implements it") \
-    X(E_NO_DEVICE, 3, "no usable device or driver")                            \
-    X(E_OUT_OF_MEMORY, 4, "allocation failed")                                 \
-    X(E_WORKSPACE, 5, "workspace missing, misaligned or too small")            \
-    X(E_COMPILE, 6, "run-time compilation failed")                             \
-    X(E_DRIVER, 7, "the device driver reported an error")                      \
-    X(E_NEWER, 8, "caller uses a field this library version lacks")            \
+#define FFPA_STATUS_MAP(X)                                                                       \
+    X(OK, 0, "success")                                                                          \
+    X(E_INVALID, 1, "an argument is malformed")                                                  \
+    X(E_UNSUPPORTED, 2, "well-formed, but no permitted backend implements it")                   \
+    X(E_NO_DEVICE, 3, "no usable device or driver")                                              \
+    X(E_OUT_OF_MEMORY, 4, "allocation failed")                                                   \
+    X(E_WORKSPACE, 5, "workspace missing, misaligned or too small")                              \
+    X(E_COMPILE, 6, "run-time compilation failed")                                               \
+    X(E_DRIVER, 7, "the device driver reported an error")                                        \
+    X(E_NEWER, 8, "caller uses a field this library version lacks")                              \
     X(E_INTERNAL, 9, "library bug; please report")
 
 typedef enum ffpa_status {
@@ -123,11 +123,7 @@ typedef enum ffpa_policy {
     FFPA_ALLOW_SLOW = 1 /* it may also run on the reference; ffpa_last_path() tells */
 } ffpa_policy;
 
-typedef enum ffpa_log_level {
-    FFPA_LOG_ERROR = 1,
-    FFPA_LOG_INFO = 2,
-    FFPA_LOG_DEBUG = 3
-} ffpa_log_level;
+typedef enum ffpa_log_level { FFPA_LOG_ERROR = 1, FFPA_LOG_INFO = 2, FFPA_LOG_DEBUG = 3 } ffpa_log_level;
 
 typedef void *(*ffpa_alloc_fn)(void *user, size_t bytes, size_t alignment); /* NULL = failed */
 typedef void (*ffpa_free_fn)(void *user, void *memory);
@@ -140,7 +136,7 @@ typedef struct ffpa_context_options {
     const char *backend; /* "auto" (default), "cpu", "reference", "naive"; FFPA_BACKEND */
     const char *cpu_isa; /* "auto" (default), "avx512", "avx2", "portable"; FFPA_CPU_ISA */
     int32_t policy;      /* ffpa_policy */
-    int32_t threads; /* CPU threads; 0 = one per processor this process may use; FFPA_THREADS */
+    int32_t threads;     /* CPU threads; 0 = one per processor this process may use; FFPA_THREADS */
     ffpa_alloc_fn alloc; /* host memory; both or neither */
     ffpa_free_fn free;
     void *alloc_user;
@@ -156,8 +152,7 @@ typedef struct ffpa_context_options {
  *          E_OUT_OF_MEMORY, E_NEWER
  * cost     microseconds; create one and share it
  * threads  a context may be used from any number of threads, and after fork in the child */
-FFPA_API ffpa_status ffpa_context_create(const ffpa_context_options *options,
-                                         ffpa_context **context);
+FFPA_API ffpa_status ffpa_context_create(const ffpa_context_options *options, ffpa_context **context);
 
 /* Free a context. No call may be in flight on any thread and no plan of it may be used afterwards;
  * NULL is fine. */
@@ -169,12 +164,11 @@ FFPA_API void ffpa_context_destroy(ffpa_context *context);
  * the same on every backend and in backward. The kept weights are divided by 1 - p. */
 typedef struct ffpa_dropout {
     size_t struct_size;
-    float p;          /* probability of dropping, 0..1; 1 drops everything */
-    int32_t reserved; /* 0 */
-    uint64_t seed;    /* used unless seed_ptr is set */
-    uint64_t offset;  /* used unless offset_ptr is set */
-    const uint64_t
-        *seed_ptr; /* read when the call runs, in the memory of the tensors' device */
+    float p;           /* probability of dropping, 0..1; 1 drops everything */
+    int32_t reserved;  /* 0 */
+    uint64_t seed;     /* used unless seed_ptr is set */
+    uint64_t offset;   /* used unless offset_ptr is set */
+    const uint64_t *seed_ptr;   /* read when the call runs, in the memory of the tensors' device */
     const uint64_t *offset_ptr; /* likewise */
 } ffpa_dropout;
 
@@ -202,9 +196,8 @@ typedef struct ffpa_varlen {
  * first, then attention runs over all of them (Nk = lengths[b] + Nnew). lengths is not changed. */
 typedef struct ffpa_kv_cache {
     size_t struct_size;
-    const void *lengths; /* [B] valid keys of each sequence; required */
-    const void
-        *batch_index; /* [B] cache entry of each sequence, or NULL = 0..B-1; not with pages */
+    const void *lengths;     /* [B] valid keys of each sequence; required */
+    const void *batch_index; /* [B] cache entry of each sequence, or NULL = 0..B-1; not with pages */
     const void *block_table; /* [B, table_width] page numbers, or NULL = not paged */
     int64_t table_stride;    /* elements between rows of block_table; 0 = table_width */
     int64_t table_width;     /* pages per sequence */
@@ -241,10 +234,9 @@ typedef enum ffpa_causal {
     FFPA_BOTTOM_RIGHT = 2 /* query i sees keys j <= i + Nk - Nq */
 } ffpa_causal;
 
-#define FFPA_SCALE  0x1u /* scale is meaningful, 0 included; without it 1/sqrt(D) */
-#define FFPA_WINDOW 0x2u /* window_left and window_right are meaningful */
-#define FFPA_DETERMINISTIC \
-    0x4u /* bitwise equal across runs; always so on this version's backends */
+#define FFPA_SCALE         0x1u /* scale is meaningful, 0 included; without it 1/sqrt(D) */
+#define FFPA_WINDOW        0x2u /* window_left and window_right are meaningful */
+#define FFPA_DETERMINISTIC 0x4u /* bitwise equal across runs; always so on this version's backends */
 
 typedef struct ffpa_forward_params {
     size_t struct_size;   /* sizeof(ffpa_forward_params) as the caller compiled it */
@@ -255,25 +247,22 @@ typedef struct ffpa_forward_params {
     int64_t window_left;  /* keys before the centre that a query sees; negative = unlimited */
     int64_t window_right; /* keys after it. Centre: i + Nk - Nq, or i with FFPA_TOP_LEFT */
     ffpa_tensor q;        /* in   [B, Hq, Nq, D ]  f32 | f16 | bf16 (f64: reference) */
-    ffpa_tensor
-        k; /* in   [B, Hk, Nk, D ]  as q; Hk divides Hq; query head h uses h / (Hq/Hk) */
-    ffpa_tensor v;   /* in   [B, Hk, Nk, Dv]  as q; may be a view of k */
-    ffpa_tensor o;   /* out  [B, Hq, Nq, Dv]  as q, or f32 */
-    ffpa_tensor lse; /* out  [B, Hq, Nq, 1 ]  f32 (f64 with f64), natural log; optional */
-    ffpa_tensor
-        mask; /* in   [1|B, 1|Hq, 1|Nq, 1|Nk]  bool, or added: f32 | f16 | bf16; optional */
-    ffpa_tensor
-        alibi;        /* in   [1|B, Hq, 1, 1]  f32 slopes: score -= slope * |i + Nk - Nq - j| */
-    ffpa_tensor sink; /* in   [1, Hq, 1, 1]    f32: one more logit per row, without a value */
+    ffpa_tensor k;        /* in   [B, Hk, Nk, D ]  as q; Hk divides Hq; query head h uses h / (Hq/Hk) */
+    ffpa_tensor v;        /* in   [B, Hk, Nk, Dv]  as q; may be a view of k */
+    ffpa_tensor o;        /* out  [B, Hq, Nq, Dv]  as q, or f32 */
+    ffpa_tensor lse;      /* out  [B, Hq, Nq, 1 ]  f32 (f64 with f64), natural log; optional */
+    ffpa_tensor mask;     /* in   [1|B, 1|Hq, 1|Nq, 1|Nk]  bool, or added: f32 | f16 | bf16; optional */
+    ffpa_tensor alibi;    /* in   [1|B, Hq, 1, 1]  f32 slopes: score -= slope * |i + Nk - Nq - j| */
+    ffpa_tensor sink;     /* in   [1, Hq, 1, 1]    f32: one more logit per row, without a value */
     const ffpa_dropout *dropout;   /* NULL = off */
     const ffpa_varlen *varlen;     /* NULL = dense */
     const ffpa_kv_cache *kv_cache; /* NULL = k and v as they are */
     const ffpa_quant *quant;       /* NULL = off */
     const ffpa_row_subset *rows;   /* NULL = all */
-    void *stream;                  /* CUstream; ignored by the CPU backends */
-    void *workspace; /* 64-byte aligned, in the memory of the tensors' device. On the host,
+    void *stream;           /* CUstream; ignored by the CPU backends */
+    void *workspace;        /* 64-byte aligned, in the memory of the tensors' device. On the host,
                                NULL = the library allocates it for the call */
-    size_t workspace_bytes;       /* at least what ffpa_forward_workspace() says */
+    size_t workspace_bytes; /* at least what ffpa_forward_workspace() says */
     size_t workspace_limit_bytes; /* most the plan may ask for; 0 = 1 GiB */
 } ffpa_forward_params;
 
@@ -303,23 +292,21 @@ FFPA_API ffpa_status ffpa_forward(ffpa_context *context, const ffpa_forward_para
 
 /* Bytes of workspace that ffpa_forward wants for these params (0 is common). Data pointers are not
  * read, except to tell absent tensors from present ones. Errors, threads: as ffpa_forward. */
-FFPA_API ffpa_status ffpa_forward_workspace(ffpa_context *context,
-                                            const ffpa_forward_params *params, size_t *bytes);
+FFPA_API ffpa_status ffpa_forward_workspace(ffpa_context *context, const ffpa_forward_params *params,
+                                            size_t *bytes);
 
 /* ---- backward ---------------------------------------------------------------------------- */
 
 typedef struct ffpa_backward_params {
     size_t struct_size;
-    const ffpa_forward_params
-        *forward;     /* the call being differentiated; its o and lse are inputs.
+    const ffpa_forward_params *forward; /* the call being differentiated; its o and lse are inputs.
                                            Its stream and workspace fields are not used */
-    ffpa_tensor dout; /* in   [B, Hq, Nq, Dv]  as o; any stride, 0 included */
-    ffpa_tensor dlse; /* in   [B, Hq, Nq, 1 ]  as lse; optional */
-    ffpa_tensor dq;   /* out  [B, Hq, Nq, D ]  as q, or f32; each output is optional */
-    ffpa_tensor dk;   /* out  [B, Hk, Nk, D ]  summed over the query heads of the group */
-    ffpa_tensor dv;   /* out  [B, Hk, Nk, Dv] */
-    ffpa_tensor
-        dmask; /* out  shape of an additive mask, its dtype or f32; summed over axes of 1 */
+    ffpa_tensor dout;  /* in   [B, Hq, Nq, Dv]  as o; any stride, 0 included */
+    ffpa_tensor dlse;  /* in   [B, Hq, Nq, 1 ]  as lse; optional */
+    ffpa_tensor dq;    /* out  [B, Hq, Nq, D ]  as q, or f32; each output is optional */
+    ffpa_tensor dk;    /* out  [B, Hk, Nk, D ]  summed over the query heads of the group */
+    ffpa_tensor dv;    /* out  [B, Hk, Nk, Dv] */
+    ffpa_tensor dmask; /* out  shape of an additive mask, its dtype or f32; summed over axes of 1 */
     ffpa_tensor dsink; /* out  [1, Hq, 1, 1]  f32 */
     void *stream;
     void *workspace;
@@ -348,8 +335,8 @@ static inline ffpa_backward_params ffpa_backward_params_init(void)
 FFPA_API ffpa_status ffpa_backward(ffpa_context *context, const ffpa_backward_params *params);
 
 /* Bytes of workspace that ffpa_backward wants. As ffpa_forward_workspace. */
-FFPA_API ffpa_status ffpa_backward_workspace(ffpa_context *context,
-                                             const ffpa_backward_params *params, size_t *bytes);
+FFPA_API ffpa_status ffpa_backward_workspace(ffpa_context *context, const ffpa_backward_params *params,
+                                             size_t *bytes);
 
 /* ---- merge ------------------------------------------------------------------------------- */
 
@@ -419,32 +406,29 @@ FFPA_API ffpa_status ffpa_problem_parse(const char *text, ffpa_problem *problem)
 
 /* Print a problem in canonical form: parse(format(p)) equals p. Always NUL-terminated within
  * `capacity`; E_INVALID when it does not fit. 512 bytes suffice. Any thread. */
-FFPA_API ffpa_status ffpa_problem_format(const ffpa_problem *problem, char *text,
-                                         size_t capacity);
+FFPA_API ffpa_status ffpa_problem_format(const ffpa_problem *problem, char *text, size_t capacity);
 
 /* How a call would run. Filled before the call: nothing is computed, nothing compiled twice. */
 typedef struct ffpa_report {
     size_t struct_size;
     size_t workspace_bytes;
-    double flop;    /* 2 Hq B pairs (D + Dv), valid pairs only; 2.5 times that backward */
-    double bytes;   /* each input read once, each output written once */
-    int32_t tile_q; /* query rows, keys and head-dimension columns of a tile; 0 = no tiles */
+    double flop;           /* 2 Hq B pairs (D + Dv), valid pairs only; 2.5 times that backward */
+    double bytes;          /* each input read once, each output written once */
+    int32_t tile_q;        /* query rows, keys and head-dimension columns of a tile; 0 = no tiles */
     int32_t tile_k;
     int32_t tile_d;
-    int32_t splits;  /* parts the keys are split into; 1 = not split */
-    int32_t threads; /* CPU threads, 0 = not a CPU path */
+    int32_t splits;        /* parts the keys are split into; 1 = not split */
+    int32_t threads;       /* CPU threads, 0 = not a CPU path */
     int32_t reserved;
-    char path[64];       /* such as "cpu/avx2/forward" */
-    char refusals[1024]; /* one line per backend that was passed over: "name: reason\n" */
+    char path[64];         /* such as "cpu/avx2/forward" */
+    char refusals[1024];   /* one line per backend that was passed over: "name: reason\n" */
 } ffpa_report;
 
 /* Which path ffpa_forward would take, why not another, and what it costs. Returns what ffpa_forward
  * would return before running; the report's refusals are filled either way. Any thread. */
-FFPA_API ffpa_status ffpa_forward_supported(ffpa_context *context,
-                                            const ffpa_forward_params *params,
+FFPA_API ffpa_status ffpa_forward_supported(ffpa_context *context, const ffpa_forward_params *params,
                                             ffpa_report *report);
-FFPA_API ffpa_status ffpa_backward_supported(ffpa_context *context,
-                                             const ffpa_backward_params *params,
+FFPA_API ffpa_status ffpa_backward_supported(ffpa_context *context, const ffpa_backward_params *params,
                                              ffpa_report *report);
 
 /* The same for a problem without tensors, as contiguous host tensors would have it. Errors as for
@@ -467,16 +451,14 @@ FFPA_API ffpa_status ffpa_prebuild(ffpa_context *context, const ffpa_problem *pr
  * ffpa_plan_destroy gives it back (NULL is fine). Errors as for the call itself. */
 FFPA_API ffpa_status ffpa_plan_forward(ffpa_context *context, const ffpa_forward_params *params,
                                        ffpa_plan **plan);
-FFPA_API ffpa_status ffpa_plan_backward(ffpa_context *context,
-                                        const ffpa_backward_params *params, ffpa_plan **plan);
+FFPA_API ffpa_status ffpa_plan_backward(ffpa_context *context, const ffpa_backward_params *params,
+                                        ffpa_plan **plan);
 FFPA_API void ffpa_plan_destroy(ffpa_plan *plan);
 
 /* Run a planned call; params may differ from the planned ones in pointers and strides only, anything
  * else is E_INVALID. Otherwise as ffpa_forward and ffpa_backward. */
-FFPA_API ffpa_status ffpa_plan_run_forward(const ffpa_plan *plan,
-                                           const ffpa_forward_params *params);
-FFPA_API ffpa_status ffpa_plan_run_backward(const ffpa_plan *plan,
-                                            const ffpa_backward_params *params);
+FFPA_API ffpa_status ffpa_plan_run_forward(const ffpa_plan *plan, const ffpa_forward_params *params);
+FFPA_API ffpa_status ffpa_plan_run_backward(const ffpa_plan *plan, const ffpa_backward_params *params);
 
 /* What was planned. Errors E_INVALID, E_NEWER. Any thread. */
 FFPA_API ffpa_status ffpa_plan_report(const ffpa_plan *plan, ffpa_report *report);
