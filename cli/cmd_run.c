@@ -1,0 +1,522 @@
+/* cmd_run.c - `ffpa run`: attention on tensors from files. */
+#include "compare.h"
+#include "element.h"
+#include "program.h"
+#include "run_files.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { OUTPUTS_MAX = 7 };
+
+typedef struct run_options {
+    common_options common;
+    const char *output, *expect, *expect_suffix;
+    const char *names[ROLE_COUNT]; /* tensor names in a .safetensors */
+    const char *extra[ROLE_COUNT]; /* files for single roles */
+    view_options view;
+    ffpa_forward_params forward; /* options only */
+    double dropout, tolerance;   /* tolerance 0 = by dtype */
+    int64_t seed;
+    bool lse, grad;
+} run_options;
+
+typedef struct attention_run {
+    arena memory;
+    input_file files[ROLE_COUNT];
+    int file_count;
+    const array *arrays[ROLE_COUNT];
+    ffpa_tensor inputs[ROLE_COUNT];
+    ffpa_forward_params forward;
+    ffpa_backward_params backward;
+    ffpa_dropout dropout;
+    bool ones; /* dout is all ones, for want of one */
+    ffpa_report report; /* of the last call */
+    double seconds, flop;
+    char forward_path[64], backward_path[64];
+    named_tensor outputs[OUTPUTS_MAX];
+    int count;
+} attention_run;
+
+typedef struct comparison {
+    const char *name;
+    difference difference;
+    double bound;
+    bool pass;
+} comparison;
+
+/* ---- options ---- */
+
+enum {
+    OPT_CAUSAL = OPT_OWN,
+    OPT_SCALE,
+    OPT_WINDOW,
+    OPT_SOFTCAP,
+    OPT_DROPOUT,
+    OPT_SEED,
+    OPT_LSE,
+    OPT_GRAD,
+    OPT_DTYPE,
+    OPT_LAYOUT,
+    OPT_NAME,
+    OPT_EXPECT,
+    OPT_SUFFIX,
+    OPT_TOLERANCE,
+    OPT_MASK,
+    OPT_ALIBI,
+    OPT_SINK,
+    OPT_DOUT,
+    OPT_DLSE
+};
+
+static int read_real(float *value, const char *option, double low, double high)
+{
+    double number;
+    if (!parse_real(optarg, low, high, &number))
+        return complain(BAD_USAGE, "%s=%s: a number from %g to %g", option, optarg, low, high);
+    *value = (float)number;
+    return DONE;
+}
+
+static int read_causal(run_options *o)
+{
+    if (!optarg || strcmp(optarg, "br") == 0)
+        o->forward.causal = FFPA_BOTTOM_RIGHT;
+    else if (strcmp(optarg, "tl") == 0)
+        o->forward.causal = FFPA_TOP_LEFT;
+    else
+        return complain(BAD_USAGE, "--causal=%s: br (bottom-right, the default) or tl (top-left)", optarg);
+    return DONE;
+}
+
+static int read_window(run_options *o)
+{
+    char left[32] = "";
+    const char *colon = strchr(optarg, ':');
+    if (colon && colon - optarg < (long)sizeof left)
+        memcpy(left, optarg, (size_t)(colon - optarg));
+    if (!colon || !parse_integer(left, -1, INT64_MAX, &o->forward.window_left) ||
+        !parse_integer(colon + 1, -1, INT64_MAX, &o->forward.window_right))
+        return complain(BAD_USAGE, "--window %s: write LEFT:RIGHT, -1 for unlimited", optarg);
+    o->forward.flags |= FFPA_WINDOW;
+    return DONE;
+}
+
+static int read_name(run_options *o)
+{
+    for (int role = 0; role < ROLE_COUNT; role++) {
+        size_t n = strlen(ROLE_NAMES[role]);
+        if (strncmp(optarg, ROLE_NAMES[role], n) == 0 && optarg[n] == '=') {
+            o->names[role] = optarg + n + 1;
+            return DONE;
+        }
+    }
+    return complain(BAD_USAGE, "--name %s: write ROLE=NAME, such as q=layers.0.q", optarg);
+}
+
+static int read_layout(run_options *o)
+{
+    o->view.bnhd = strcmp(optarg, "bnhd") == 0;
+    if (!o->view.bnhd && strcmp(optarg, "bhnd") != 0)
+        return complain(BAD_USAGE, "--layout %s: bhnd or bnhd", optarg);
+    return DONE;
+}
+
+static int read_dtype(run_options *o)
+{
+    o->view.dtype = element_float_named(optarg);
+    return o->view.dtype ? DONE : complain(BAD_USAGE, "--dtype %s: f32, f16 or bf16", optarg);
+}
+
+static int take_option(run_options *o, int option)
+{
+    int code = DONE;
+    float real;
+    switch (option) {
+    case 'o': o->output = optarg; break;
+    case OPT_CAUSAL: return read_causal(o);
+    case OPT_SCALE:
+        o->forward.flags |= FFPA_SCALE;
+        return read_real(&o->forward.scale, "--scale", -1e30, 1e30);
+    case OPT_WINDOW: return read_window(o);
+    case OPT_SOFTCAP: return read_real(&o->forward.softcap, "--softcap", 0, 1e30);
+    case OPT_DROPOUT:
+        code = read_real(&real, "--dropout", 0, 1);
+        o->dropout = (double)real;
+        return code;
+    case OPT_SEED:
+        if (!parse_integer(optarg, 0, INT64_MAX, &o->seed))
+            return complain(BAD_USAGE, "--seed=%s: a whole number from 0", optarg);
+        break;
+    case OPT_LSE: o->lse = true; break;
+    case OPT_GRAD: o->grad = true; break;
+    case OPT_DTYPE: return read_dtype(o);
+    case OPT_LAYOUT: return read_layout(o);
+    case OPT_NAME: return read_name(o);
+    case OPT_EXPECT: o->expect = optarg; break;
+    case OPT_SUFFIX: o->expect_suffix = optarg; break;
+    case OPT_TOLERANCE:
+        if (!parse_real(optarg, 0, 1e30, &o->tolerance))
+            return complain(BAD_USAGE, "--tolerance=%s: a number from 0", optarg);
+        break;
+    case OPT_MASK: o->extra[ROLE_MASK] = optarg; break;
+    case OPT_ALIBI: o->extra[ROLE_ALIBI] = optarg; break;
+    case OPT_SINK: o->extra[ROLE_SINK] = optarg; break;
+    case OPT_DOUT: o->extra[ROLE_DOUT] = optarg; break;
+    case OPT_DLSE: o->extra[ROLE_DLSE] = optarg; break;
+    default: common_option(&o->common, option, &code); break;
+    }
+    return code;
+}
+
+static int read_options(run_options *o, int argc, char **argv)
+{
+    static const struct option TABLE[] = {COMMON_OPTIONS,
+                                          {"output", required_argument, NULL, 'o'},
+                                          {"causal", optional_argument, NULL, OPT_CAUSAL},
+                                          {"scale", required_argument, NULL, OPT_SCALE},
+                                          {"window", required_argument, NULL, OPT_WINDOW},
+                                          {"softcap", required_argument, NULL, OPT_SOFTCAP},
+                                          {"dropout", required_argument, NULL, OPT_DROPOUT},
+                                          {"seed", required_argument, NULL, OPT_SEED},
+                                          {"lse", no_argument, NULL, OPT_LSE},
+                                          {"grad", no_argument, NULL, OPT_GRAD},
+                                          {"dtype", required_argument, NULL, OPT_DTYPE},
+                                          {"layout", required_argument, NULL, OPT_LAYOUT},
+                                          {"name", required_argument, NULL, OPT_NAME},
+                                          {"expect", required_argument, NULL, OPT_EXPECT},
+                                          {"expect-suffix", required_argument, NULL, OPT_SUFFIX},
+                                          {"tolerance", required_argument, NULL, OPT_TOLERANCE},
+                                          {"mask", required_argument, NULL, OPT_MASK},
+                                          {"alibi", required_argument, NULL, OPT_ALIBI},
+                                          {"sink", required_argument, NULL, OPT_SINK},
+                                          {"dout", required_argument, NULL, OPT_DOUT},
+                                          {"dlse", required_argument, NULL, OPT_DLSE},
+                                          {NULL, 0, NULL, 0}};
+    *o = (run_options){.forward = ffpa_forward_params_init(), .expect_suffix = ""};
+    memcpy(o->names, ROLE_NAMES, sizeof o->names);
+    for (int option; (option = next_option(argc, argv, ":o:", TABLE)) != -1;) {
+        int code = take_option(o, option);
+        if (code != DONE)
+            return code;
+    }
+    return DONE;
+}
+
+/* ---- inputs ---- */
+
+static int open_next(attention_run *r, const char *path)
+{
+    int code = input_open(&r->files[r->file_count], path);
+    r->file_count += code == DONE;
+    return code;
+}
+
+static int load_role(attention_run *r, const run_options *o, enum role role, const input_file *file)
+{
+    const array *a = input_find(file, o->names[role]);
+    if (!a)
+        return DONE;
+    r->arrays[role] = a;
+    return input_tensor(&r->memory, &r->inputs[role], role, file, a, &o->view);
+}
+
+static int load_files(attention_run *r, const run_options *o, int count, char **paths)
+{
+    int code;
+    if (count != 1 && count != 3)
+        return complain(BAD_USAGE, "give one .safetensors file, or three .npy files: q k v");
+    for (int i = 0; i < count; i++) {
+        if ((code = open_next(r, paths[i])) != DONE)
+            return code;
+        if (r->files[i].npy != (count == 3))
+            return complain(BAD_USAGE, "%s: give one .safetensors file, or three .npy files: q k v",
+                            paths[i]);
+    }
+    for (int role = 0; role < (count == 3 ? 3 : ROLE_COUNT); role++)
+        if ((code = load_role(r, o, (enum role)role, &r->files[count == 3 ? role : 0])) != DONE)
+            return code;
+    for (int role = 0; role < ROLE_COUNT; role++) {
+        if (!o->extra[role])
+            continue;
+        if ((code = open_next(r, o->extra[role])) != DONE)
+            return code;
+        const input_file *file = &r->files[r->file_count - 1];
+        if ((code = load_role(r, o, (enum role)role, file)) != DONE)
+            return code;
+        if (!r->arrays[role])
+            return complain(BAD_FILE, "%s: there is no tensor '%s'", file->path, o->names[role]);
+    }
+    for (int role = ROLE_Q; role <= ROLE_V; role++)
+        if (!r->arrays[role])
+            return complain(BAD_FILE, "%s: there is no tensor '%s'; --name %s=NAME says what it is called",
+                            paths[0], o->names[role], ROLE_NAMES[role]);
+    return DONE;
+}
+
+/* Without a dout: the gradient of the sum of O. */
+static bool make_ones(attention_run *r)
+{
+    static const float ONE = 1;
+    int64_t zero[4] = {0};
+    ffpa_tensor *t = &r->backward.dout;
+    r->ones = true;
+    if (!tensor_new(&r->memory, t, r->forward.o.dtype, (int64_t[4]){1, 1, 1, 1}, false))
+        return false;
+    tensor_set(t, zero, (double)ONE);
+    memcpy(t->shape, r->forward.o.shape, sizeof t->shape);
+    memset(t->stride, 0, sizeof t->stride);
+    return true;
+}
+
+/* ---- the calls ---- */
+
+static void add_output(attention_run *r, const char *name, const ffpa_tensor *t, bool row_values)
+{
+    r->outputs[r->count++] = (named_tensor){name, *t, r->arrays[ROLE_Q]->rank, row_values};
+}
+
+static bool make_gradients(attention_run *r, const run_options *o)
+{
+    ffpa_forward_params *f = &r->forward;
+    ffpa_backward_params *g = &r->backward;
+    bool bnhd = o->view.bnhd, mask = f->mask.data && f->mask.dtype != FFPA_BOOL;
+    *g = ffpa_backward_params_init();
+    g->forward = f;
+    g->dout = r->inputs[ROLE_DOUT];
+    g->dlse = r->inputs[ROLE_DLSE];
+    if ((!g->dout.data && !make_ones(r)) ||
+        !tensor_new(&r->memory, &g->dq, f->q.dtype, f->q.shape, bnhd) ||
+        !tensor_new(&r->memory, &g->dk, f->k.dtype, f->k.shape, bnhd) ||
+        !tensor_new(&r->memory, &g->dv, f->v.dtype, f->v.shape, bnhd) ||
+        (mask && !tensor_new(&r->memory, &g->dmask, f->mask.dtype, f->mask.shape, false)) ||
+        (f->sink.data && !tensor_new(&r->memory, &g->dsink, FFPA_F32, f->sink.shape, false)))
+        return false;
+    add_output(r, "dq", &g->dq, false);
+    add_output(r, "dk", &g->dk, false);
+    add_output(r, "dv", &g->dv, false);
+    if (mask) {
+        add_output(r, "dmask", &g->dmask, false);
+        r->outputs[r->count - 1].rank = 4;
+    }
+    if (f->sink.data) {
+        add_output(r, "dsink", &g->dsink, false);
+        r->outputs[r->count - 1].rank = 4;
+    }
+    return true;
+}
+
+static int prepare(attention_run *r, const run_options *o)
+{
+    ffpa_forward_params *f = &r->forward;
+    *f = o->forward;
+    f->q = r->inputs[ROLE_Q];
+    f->k = r->inputs[ROLE_K];
+    f->v = r->inputs[ROLE_V];
+    f->mask = r->inputs[ROLE_MASK];
+    f->alibi = r->inputs[ROLE_ALIBI];
+    f->sink = r->inputs[ROLE_SINK];
+    if (o->dropout > 0) {
+        r->dropout = (ffpa_dropout){.struct_size = sizeof r->dropout, .p = (float)o->dropout};
+        r->dropout.seed = (uint64_t)o->seed;
+        f->dropout = &r->dropout;
+    }
+    int64_t shape[4] = {f->q.shape[0], f->q.shape[1], f->q.shape[2], f->v.shape[3]};
+    int64_t rows[4] = {shape[0], shape[1], shape[2], 1};
+    int32_t lse = f->q.dtype == FFPA_F64 ? FFPA_F64 : FFPA_F32;
+    if (!tensor_new(&r->memory, &f->o, f->q.dtype, shape, o->view.bnhd) ||
+        !tensor_new(&r->memory, &f->lse, lse, rows, false))
+        return complain(LIB_FAILED, "out of memory for the outputs");
+    add_output(r, "o", &f->o, false);
+    if (o->lse || o->expect)
+        add_output(r, "lse", &f->lse, true);
+    if (o->grad && !make_gradients(r, o))
+        return complain(LIB_FAILED, "out of memory for the gradients");
+    return DONE;
+}
+
+static int compute(attention_run *r, const run_options *o)
+{
+    ffpa_context *context;
+    ffpa_report report = {.struct_size = sizeof report};
+    int code = common_context(&o->common, NULL, &context);
+    if (code != DONE)
+        return code;
+    progress_begin("attention");
+    double start = seconds_now();
+    ffpa_status status = ffpa_forward(context, &r->forward);
+    if (status == FFPA_OK) {
+        snprintf(r->forward_path, sizeof r->forward_path, "%s", ffpa_last_path());
+        if (o->grad)
+            status = ffpa_backward(context, &r->backward);
+    }
+    r->seconds = seconds_now() - start;
+    progress_end();
+    if (status != FFPA_OK) {
+        code = complain_library(status);
+    } else {
+        if (o->grad)
+            snprintf(r->backward_path, sizeof r->backward_path, "%s", ffpa_last_path());
+        if (ffpa_forward_supported(context, &r->forward, &report) == FFPA_OK)
+            r->flop = report.flop * (o->grad ? 3.5 : 1);
+    }
+    ffpa_context_destroy(context);
+    return code;
+}
+
+/* ---- comparison with expected tensors ---- */
+
+/* Largest error allowed, in units of the largest expected magnitude: a few roundings of the dtype of
+ * the inputs, which P and O go through; LSE and f32 keep f32 precision. */
+static double bound_of(const run_options *o, const named_tensor *n, double largest)
+{
+    double unit = n->tensor.dtype == FFPA_BF16 ? 1.0 / 256 : n->tensor.dtype == FFPA_F16 ? 1.0 / 2048 : 5e-6;
+    if (o->tolerance > 0)
+        return o->tolerance;
+    return (n->name[0] == 'd' ? 4 : 2) * unit * fmax(largest, 1e-30);
+}
+
+static int compare_one(comparison *c, const run_options *o, const input_file *file,
+                       const named_tensor *output, arena *memory)
+{
+    char name[128];
+    ffpa_tensor expected;
+    view_options view = {.bnhd = o->view.bnhd};
+    snprintf(name, sizeof name, "%s%s", output->name, o->expect_suffix);
+    const array *a = input_find(file, name);
+    if (!a)
+        return DONE;
+    int code = input_tensor(memory, &expected, output->row_values ? ROLE_DLSE : ROLE_Q, file, a, &view);
+    if (code != DONE)
+        return code;
+    if (memcmp(expected.shape, output->tensor.shape, sizeof expected.shape) != 0)
+        return complain(BAD_FILE, "%s: tensor '%s' has shape [%lld,%lld,%lld,%lld], the result"
+                        " [%lld,%lld,%lld,%lld]", file->path, name, (long long)expected.shape[0],
+                        (long long)expected.shape[1], (long long)expected.shape[2],
+                        (long long)expected.shape[3], (long long)output->tensor.shape[0],
+                        (long long)output->tensor.shape[1], (long long)output->tensor.shape[2],
+                        (long long)output->tensor.shape[3]);
+    c->name = output->name;
+    c->difference = compare_tensors(&output->tensor, &expected, NULL);
+    c->bound = bound_of(o, output, c->difference.max_expected);
+    c->pass = c->difference.pattern == 0 && c->difference.max_error <= c->bound;
+    return DONE;
+}
+
+static int compare_all(attention_run *r, const run_options *o, comparison *c, int *count)
+{
+    input_file file;
+    int code = input_open(&file, o->expect);
+    if (code != DONE)
+        return code;
+    if (file.npy)
+        code = complain(BAD_USAGE, "--expect %s: it must be a .safetensors file", o->expect);
+    for (int i = 0; i < r->count && code == DONE; i++) {
+        c[*count].name = NULL;
+        code = compare_one(&c[*count], o, &file, &r->outputs[i], &r->memory);
+        *count += c[*count].name != NULL;
+    }
+    input_close(&file);
+    if (code == DONE && *count == 0)
+        code = complain(BAD_FILE, "%s: it holds no 'o%s' and no 'lse%s' to compare with", o->expect,
+                        o->expect_suffix, o->expect_suffix);
+    return code;
+}
+
+/* ---- output ---- */
+
+static void print_run(const attention_run *r, const run_options *o)
+{
+    const ffpa_forward_params *f = &r->forward;
+    char time[32], work[32];
+    printf("%sattention%s  B=%lld Hq=%lld Hk=%lld Nq=%lld Nk=%lld D=%lld Dv=%lld %s%s\n", style_head(),
+           style_off(), (long long)f->q.shape[0], (long long)f->q.shape[1], (long long)f->k.shape[1],
+           (long long)f->q.shape[2], (long long)f->k.shape[2], (long long)f->q.shape[3],
+           (long long)f->v.shape[3], element_name(f->q.dtype),
+           f->causal == FFPA_TOP_LEFT ? ", causal top-left" : f->causal ? ", causal" : "");
+    printf("  path     %s%s%s\n", r->forward_path, *r->backward_path ? ", " : "", r->backward_path);
+    printf("  time     %s for %s in one call, %.1f GFLOP/s\n", text_seconds(time, r->seconds),
+           text_flop(work, r->flop), r->flop / r->seconds / 1e9);
+    if (r->ones)
+        printf("  dout     all ones: the gradient of the sum of o\n");
+    if (o->output)
+        printf("  wrote    %s\n", o->output);
+}
+
+static void print_comparison(const comparison *c, int count, const run_options *o)
+{
+    printf("  against  %s\n", o->expect);
+    printf("  %-8s %11s %11s %11s\n", "output", "max error", "bound", "rel L2");
+    for (int i = 0; i < count; i++)
+        printf("  %-8s %11.2e %11.2e %11.2e  %s%s%s%s\n", c[i].name, c[i].difference.max_error,
+               c[i].bound, c[i].difference.relative_l2, c[i].pass ? style_good() : style_bad(),
+               c[i].pass ? "PASS" : "FAIL", style_off(),
+               c[i].difference.pattern ? " (NaN or infinity in the wrong place)" : "");
+}
+
+static void add_json(cJSON *document, const attention_run *r, const comparison *c, int count)
+{
+    cJSON_AddStringToObject(document, "forward_path", r->forward_path);
+    if (*r->backward_path)
+        cJSON_AddStringToObject(document, "backward_path", r->backward_path);
+    json_number(document, "seconds", r->seconds);
+    json_number(document, "gflop_per_second", r->seconds > 0 ? r->flop / r->seconds / 1e9 : 0);
+    cJSON *outputs = cJSON_AddArrayToObject(document, "outputs");
+    for (int i = 0; i < r->count; i++)
+        cJSON_AddItemToArray(outputs, cJSON_CreateString(r->outputs[i].name));
+    cJSON *compared = count ? cJSON_AddArrayToObject(document, "compared") : NULL;
+    for (int i = 0; i < count; i++) {
+        cJSON *one = cJSON_CreateObject();
+        cJSON_AddItemToArray(compared, one);
+        cJSON_AddStringToObject(one, "name", c[i].name);
+        json_number(one, "max_error", c[i].difference.max_error);
+        json_number(one, "bound", c[i].bound);
+        json_number(one, "relative_l2", c[i].difference.relative_l2);
+        cJSON_AddNumberToObject(one, "pattern_mismatches", (double)c[i].difference.pattern);
+        cJSON_AddBoolToObject(one, "pass", c[i].pass);
+    }
+}
+
+/* ---- command ---- */
+
+static int run_all(attention_run *r, const run_options *o, int count, char **paths, cJSON *document)
+{
+    comparison compared[OUTPUTS_MAX];
+    int compared_count = 0, code;
+    if ((code = load_files(r, o, count, paths)) != DONE || (code = prepare(r, o)) != DONE)
+        return code;
+    if (o->output && (code = outputs_check_path(o->output, r->count)) != DONE)
+        return code;
+    if ((code = compute(r, o)) != DONE)
+        return code;
+    if (o->expect && (code = compare_all(r, o, compared, &compared_count)) != DONE)
+        return code;
+    if (o->output && (code = outputs_write(o->output, r->outputs, r->count, o->view.bnhd)) != DONE)
+        return code;
+    if (document)
+        add_json(document, r, compared, compared_count);
+    else
+        print_run(r, o);
+    if (!document && compared_count)
+        print_comparison(compared, compared_count, o);
+    for (int i = 0; i < compared_count; i++)
+        if (!compared[i].pass)
+            return CHECK_FAILED;
+    return DONE;
+}
+
+int cmd_run(int argc, char **argv)
+{
+    run_options o;
+    attention_run r = {0};
+    int code = read_options(&o, argc, argv);
+    cJSON *document = o.common.json ? json_document("run") : NULL;
+    if (code == DONE)
+        code = run_all(&r, &o, argc - optind, argv + optind, document);
+    for (int i = 0; i < r.file_count; i++)
+        input_close(&r.files[i]);
+    arena_free(&r.memory);
+    if (document)
+        json_finish(document, code);
+    return code;
+}

@@ -1,0 +1,20 @@
+/* element.h - single elements of every dtype as doubles. For checks, conversion and generated data:
+ * plain, not fast. */
+#ifndef FFPA_CLI_ELEMENT_H
+#define FFPA_CLI_ELEMENT_H
+
+#include "ffpa/ffpa.h"
+
+size_t element_bytes(int32_t dtype);     /* 0 for dtypes that the program cannot read */
+const char *element_name(int32_t dtype); /* "bf16"; "?" when unknown */
+
+/* FFPA_F32, FFPA_F16, FFPA_BF16 by name; 0 when it is none of them. */
+int32_t element_float_named(const char *name);
+
+/* Element `index` of `data`, which may lie at any alignment. */
+double element_get(const void *data, int32_t dtype, int64_t index);
+
+/* Store `value` rounded to nearest even. */
+void element_set(void *data, int32_t dtype, int64_t index, double value);
+
+#endif
