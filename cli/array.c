@@ -6,11 +6,9 @@ bool array_bytes(const int64_t *shape, int rank, size_t item_bytes, size_t *byte
     size_t span = item_bytes;
     bool empty = false;
     for (int i = 0; i < rank; i++) {
-        if (shape[i] < 0)
-            return false;
+        if (shape[i] < 0) return false;
         empty = empty || shape[i] == 0;
-        if (shape[i] > 0 && span > (size_t)INT64_MAX / (size_t)shape[i])
-            return false;
+        if (shape[i] > 0 && span > (size_t)INT64_MAX / (size_t)shape[i]) return false;
         span *= shape[i] > 0 ? (size_t)shape[i] : 1;
     }
     *bytes = empty ? 0 : span;

@@ -1,8 +1,8 @@
 /* case.c - a problem with tensors. */
 #include "case.h"
 
-#include "element.h"
 #include "program.h"
+#include "scalar.h"
 
 #include <math.h>
 #include <string.h>
@@ -32,8 +32,7 @@ static double normal_of(uint64_t h)
 static void fill(const attention_case *c, const ffpa_tensor *t, int data)
 {
     int64_t at[4] = {0}, index = 0;
-    if (tensor_elements(t) == 0)
-        return;
+    if (tensor_elements(t) == 0) return;
     do
         tensor_set(t, at, normal_of(hash_of(&c->problem, data, index++)));
     while (tensor_next(t, at));
@@ -43,8 +42,7 @@ static void fill(const attention_case *c, const ffpa_tensor *t, int data)
 static void fill_mask(const attention_case *c, const ffpa_tensor *t)
 {
     int64_t at[4] = {0}, index = 0;
-    if (tensor_elements(t) == 0)
-        return;
+    if (tensor_elements(t) == 0) return;
     do {
         uint64_t h = hash_of(&c->problem, DATA_MASK, index++);
         double value = t->dtype == FFPA_BOOL ? (mix(h) & 3) != 0
@@ -89,8 +87,7 @@ static void key_shape(const ffpa_problem *p, int64_t d, int64_t shape[4])
 {
     query_shape(p, d, shape);
     shape[1] = p->hk;
-    if (!packed(p))
-        shape[2] = p->nk;
+    if (!packed(p)) shape[2] = p->nk;
     if (p->page > 0) {
         shape[0] = 1; /* one page that nobody owns */
         for (int64_t b = 0; b < p->b; b++)
@@ -105,12 +102,12 @@ static bool make_varlen(attention_case *c)
 {
     const ffpa_problem *p = &c->problem;
     int32_t *offsets = arena_alloc(&c->memory, ((size_t)p->b + 1) * sizeof *offsets);
-    if (!offsets)
-        return false;
+    if (!offsets) return false;
     offsets[0] = 0;
     for (int64_t b = 0; b < p->b; b++)
         offsets[b + 1] = offsets[b] + (int32_t)p->lengths[b];
-    c->varlen = (ffpa_varlen){.struct_size = sizeof c->varlen, .batch = p->b, .index_dtype = FFPA_I32};
+    c->varlen =
+        (ffpa_varlen){.struct_size = sizeof c->varlen, .batch = p->b, .index_dtype = FFPA_I32};
     c->varlen.cu_q = c->varlen.cu_k = offsets;
     c->varlen.max_q = c->varlen.max_k = p->nq;
     c->forward.varlen = &c->varlen;
@@ -127,9 +124,10 @@ static void poison_page_tails(attention_case *c, const int32_t *table, int64_t w
             for (int t = 0; t < 2; t++)
                 for (int64_t h = 0; h < p->hk; h++)
                     for (int64_t d = 0; d < tensors[t]->shape[3]; d++)
-                        tensor_set(tensors[t],
-                                   (int64_t[4]){table[b * width + j / p->page], h, j % p->page, d},
-                                   (double)NAN);
+                        tensor_set(
+                            tensors[t],
+                            (int64_t[4]){table[b * width + j / p->page], h, j % p->page, d},
+                            (double)NAN);
 }
 
 /* Every sequence's pages in a shuffled order. */
@@ -142,8 +140,7 @@ static bool make_pages(attention_case *c)
     int32_t *order = arena_alloc(&c->memory, (size_t)pages * sizeof *order);
     int32_t *table = arena_alloc(&c->memory, (size_t)(p->b * width) * sizeof *table);
     int32_t *lengths = arena_alloc(&c->memory, (size_t)p->b * sizeof *lengths);
-    if (!order || !table || !lengths)
-        return false;
+    if (!order || !table || !lengths) return false;
     for (int64_t i = 0; i < pages; i++) { /* Fisher-Yates, inside out */
         int64_t j = (int64_t)(hash_of(p, DATA_PAGES, i) % (uint64_t)(i + 1));
         order[i] = order[j];
@@ -172,19 +169,17 @@ static bool make_biases(attention_case *c)
     if (p->mask_dtype) {
         for (int i = 0; i < 4; i++)
             full[i] = p->mask_axes >> i & 1 ? full[i] : 1;
-        if (!tensor_new(&c->memory, &f->mask, p->mask_dtype, full, false))
-            return false;
+        if (!tensor_new(&c->memory, &f->mask, p->mask_dtype, full, false)) return false;
         fill_mask(c, &f->mask);
     }
     if (p->alibi) {
-        if (!tensor_new(&c->memory, &f->alibi, FFPA_F32, heads, false))
-            return false;
+        if (!tensor_new(&c->memory, &f->alibi, FFPA_F32, heads, false)) return false;
         for (int64_t h = 0; h < p->hq; h++)
-            tensor_set(&f->alibi, (int64_t[4]){0, h, 0, 0}, exp2(-8.0 * (double)(h + 1) / (double)p->hq));
+            tensor_set(&f->alibi, (int64_t[4]){0, h, 0, 0},
+                       exp2(-8.0 * (double)(h + 1) / (double)p->hq));
     }
     if (p->sink) {
-        if (!tensor_new(&c->memory, &f->sink, FFPA_F32, heads, false))
-            return false;
+        if (!tensor_new(&c->memory, &f->sink, FFPA_F32, heads, false)) return false;
         fill(c, &f->sink, DATA_SINK);
     }
     return true;
@@ -201,7 +196,8 @@ static void set_options(attention_case *c)
     f->window_left = p->window_left;
     f->window_right = p->window_right;
     if (p->dropout > 0) {
-        c->dropout = (ffpa_dropout){.struct_size = sizeof c->dropout, .p = p->dropout, .seed = p->seed};
+        c->dropout =
+            (ffpa_dropout){.struct_size = sizeof c->dropout, .p = p->dropout, .seed = p->seed};
         f->dropout = &c->dropout;
     }
 }
@@ -225,13 +221,11 @@ static bool make_inputs(attention_case *c, bool with_dlse)
     fill(c, &f->k, DATA_K);
     fill(c, &f->v, DATA_V);
     if (p->op == FFPA_BACKWARD) {
-        if (!tensor_new(&c->memory, &c->backward.dout, p->dtype, o, bnhd))
-            return false;
+        if (!tensor_new(&c->memory, &c->backward.dout, p->dtype, o, bnhd)) return false;
         fill(c, &c->backward.dout, DATA_DOUT);
     }
     if (p->op == FFPA_BACKWARD && with_dlse) {
-        if (!tensor_new(&c->memory, &c->backward.dlse, FFPA_F32, lse, false))
-            return false;
+        if (!tensor_new(&c->memory, &c->backward.dlse, FFPA_F32, lse, false)) return false;
         fill(c, &c->backward.dlse, DATA_DLSE);
     }
     return make_biases(c) && (!packed(p) || make_varlen(c)) && (p->page == 0 || make_pages(c));
@@ -239,32 +233,32 @@ static bool make_inputs(attention_case *c, bool with_dlse)
 
 /* ---- outputs ---- */
 
-/* The gradient of an additive mask is asked for in f32: its own dtype would only round it. */
+/* lse and the gradient of an additive mask are asked for unrounded. */
 static bool make_outputs(attention_case *c, int32_t dtype)
 {
     const ffpa_problem *p = &c->problem;
     ffpa_forward_params *f = &c->forward;
     ffpa_backward_params *g = &c->backward;
     bool bnhd = p->bnhd != 0, mask = f->mask.data && f->mask.dtype != FFPA_BOOL;
-    int32_t lse_dtype = dtype == FFPA_F64 ? FFPA_F64 : FFPA_F32;
+    int32_t wide = dtype == FFPA_F64 ? FFPA_F64 : FFPA_F32;
     int64_t o[4], lse[4];
     query_shape(p, p->dv, o);
     query_shape(p, 1, lse);
     bool good = tensor_new(&c->memory, &f->o, dtype, o, bnhd) &&
-                tensor_new(&c->memory, &f->lse, lse_dtype, lse, false);
-    if (p->op != FFPA_BACKWARD)
-        return good;
+                tensor_new(&c->memory, &f->lse, wide, lse, false);
+    if (p->op != FFPA_BACKWARD) return good;
     return good && tensor_new(&c->memory, &g->dq, dtype, f->q.shape, bnhd) &&
            tensor_new(&c->memory, &g->dk, dtype, f->k.shape, bnhd) &&
            tensor_new(&c->memory, &g->dv, dtype, f->v.shape, bnhd) &&
-           (!mask || tensor_new(&c->memory, &g->dmask, FFPA_F32, f->mask.shape, false)) &&
+           (!mask || tensor_new(&c->memory, &g->dmask, wide, f->mask.shape, false)) &&
            (!p->sink || tensor_new(&c->memory, &g->dsink, FFPA_F32, f->sink.shape, false));
 }
 
 static int out_of_memory(attention_case *c)
 {
     case_free(c);
-    return complain(LIB_FAILED, "out of memory for the tensors of %s", problem_print(&c->problem).text);
+    return complain(LIB_FAILED, "out of memory for the tensors of %s",
+                    problem_print(&c->problem).text);
 }
 
 int case_build(attention_case *c, const ffpa_problem *problem, bool with_dlse)
@@ -274,8 +268,7 @@ int case_build(attention_case *c, const ffpa_problem *problem, bool with_dlse)
     c->backward = ffpa_backward_params_init();
     c->backward.forward = &c->forward;
     set_options(c);
-    if (!make_inputs(c, with_dlse) || !make_outputs(c, problem->dtype))
-        return out_of_memory(c);
+    if (!make_inputs(c, with_dlse) || !make_outputs(c, problem->dtype)) return out_of_memory(c);
     return DONE;
 }
 
@@ -286,7 +279,8 @@ static bool convert_inputs(attention_case *c, const attention_case *from)
     return tensor_convert(&c->memory, &c->forward.q, &f->q, FFPA_F64) &&
            tensor_convert(&c->memory, &c->forward.k, &f->k, FFPA_F64) &&
            tensor_convert(&c->memory, &c->forward.v, &f->v, FFPA_F64) &&
-           (!g->dout.data || tensor_convert(&c->memory, &c->backward.dout, &g->dout, FFPA_F64)) &&
+           (!g->dout.data ||
+            tensor_convert(&c->memory, &c->backward.dout, &g->dout, FFPA_F64)) &&
            (!g->dlse.data || tensor_convert(&c->memory, &c->backward.dlse, &g->dlse, FFPA_F64));
 }
 
@@ -296,8 +290,7 @@ int case_twin(attention_case *c, const attention_case *from, int32_t dtype)
     c->memory = (arena){0};
     c->backward.forward = &c->forward;
     c->forward.rows = c->rows.count > 0 ? &c->rows : NULL;
-    if (dtype == FFPA_F64 && !convert_inputs(c, from))
-        return out_of_memory(c);
+    if (dtype == FFPA_F64 && !convert_inputs(c, from)) return out_of_memory(c);
     if (dtype == 0 && from->backward.dout.data && /* dout goes with o */
         !tensor_convert(&c->memory, &c->backward.dout, &from->backward.dout, FFPA_F32))
         return out_of_memory(c);
@@ -319,12 +312,11 @@ bool case_output(const attention_case *c, int position, const char **name, ffpa_
     const struct {
         const char *name;
         const ffpa_tensor *tensor;
-    } all[] = {{"o", &c->forward.o},        {"lse", &c->forward.lse},
-               {"dq", &c->backward.dq},     {"dk", &c->backward.dk},
-               {"dv", &c->backward.dv},     {"dmask", &c->backward.dmask},
+    } all[] = {{"o", &c->forward.o},         {"lse", &c->forward.lse},
+               {"dq", &c->backward.dq},      {"dk", &c->backward.dk},
+               {"dv", &c->backward.dv},      {"dmask", &c->backward.dmask},
                {"dsink", &c->backward.dsink}};
-    if (position >= (int)(sizeof all / sizeof *all))
-        return false;
+    if (position >= (int)(sizeof all / sizeof *all)) return false;
     *name = all[position].name;
     *tensor = *all[position].tensor;
     return true;

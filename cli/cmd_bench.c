@@ -45,17 +45,14 @@ static ffpa_status time_runs(bench_result *r, const attention_case *c, const ffp
     for (int i = 0; i < WARM_UPS; i++) {
         double start = seconds_now();
         ffpa_status status = run_once(c, plan);
-        if (status != FFPA_OK)
-            return status;
-        if (seconds_now() - start > limit)
-            break; /* long calls need no second warm-up */
+        if (status != FFPA_OK) return status;
+        if (seconds_now() - start > limit) break; /* long calls need no second warm-up */
     }
     snprintf(r->path, sizeof r->path, "%s", ffpa_last_path());
     for (r->runs = 0; r->runs < RUNS_MAX && (r->runs < RUNS_MIN || spent < limit); r->runs++) {
         double start = seconds_now();
         ffpa_status status = run_once(c, plan);
-        if (status != FFPA_OK)
-            return status;
+        if (status != FFPA_OK) return status;
         times[r->runs] = seconds_now() - start;
         spent += times[r->runs];
     }
@@ -65,7 +62,8 @@ static ffpa_status time_runs(bench_result *r, const attention_case *c, const ffp
     return FFPA_OK;
 }
 
-static ffpa_status bench_case(bench_result *r, attention_case *c, ffpa_context *context, double limit)
+static ffpa_status bench_case(bench_result *r, attention_case *c, ffpa_context *context,
+                              double limit)
 {
     ffpa_plan *plan = NULL;
     ffpa_report report = {.struct_size = sizeof report};
@@ -74,8 +72,7 @@ static ffpa_status bench_case(bench_result *r, attention_case *c, ffpa_context *
     if (status == FFPA_OK)
         status = backward ? ffpa_plan_backward(context, &c->backward, &plan)
                           : ffpa_plan_forward(context, &c->forward, &plan);
-    if (status == FFPA_OK)
-        status = ffpa_plan_report(plan, &report);
+    if (status == FFPA_OK) status = ffpa_plan_report(plan, &report);
     if (status == FFPA_OK) {
         r->flop = report.flop;
         r->bytes = report.bytes;
@@ -86,16 +83,15 @@ static ffpa_status bench_case(bench_result *r, attention_case *c, ffpa_context *
     return status;
 }
 
-static int bench_problem(bench_result *r, const ffpa_problem *p, ffpa_context *context, double limit)
+static int bench_problem(bench_result *r, const ffpa_problem *p, ffpa_context *context,
+                         double limit)
 {
     attention_case c;
     *r = (bench_result){0};
     int code = case_build(&c, p, false);
-    if (code != DONE)
-        return code;
+    if (code != DONE) return code;
     ffpa_status status = bench_case(r, &c, context, limit);
-    if (status != FFPA_OK)
-        code = complain_library(status);
+    if (status != FFPA_OK) code = complain_library(status);
     case_free(&c);
     return code;
 }
@@ -132,16 +128,16 @@ static void add_json(cJSON *results, const bench_result *r, const ffpa_problem *
         json_number(one, "share_of_copy", r->bytes / r->median / copy);
 }
 
-static int bench_all(ffpa_context *context, const problem_list *problems, const bench_options *o,
-                     cJSON *document)
+static int bench_all(ffpa_context *context, const problem_list *problems,
+                     const bench_options *o, cJSON *document)
 {
     cJSON *results = document ? cJSON_AddArrayToObject(document, "results") : NULL;
     double copy = 0;
     int code = DONE;
     if (!document) {
         printf("%s\n", ffpa_context_describe(context));
-        printf("%s  %10s %10s %5s %17s %8s %7s  path%s\n", style_head(), "median", "least", "runs", "rate",
-               "GB/s", "of copy", style_off());
+        printf("%s  %10s %10s %5s %17s %8s %7s  path%s\n", style_head(), "median", "least",
+               "runs", "rate", "GB/s", "of copy", style_off());
     }
     for (int i = 0; i < problems->count; i++) {
         bench_result r;
@@ -191,10 +187,8 @@ int cmd_bench(int argc, char **argv)
     ffpa_context *context = NULL;
     int code = read_options(&o, argc, argv);
     cJSON *document = o.common.json ? json_document("bench") : NULL;
-    if (code == DONE)
-        code = problems_collect(&problems, argc - optind, argv + optind, o.file);
-    if (code == DONE)
-        code = common_context(&o.common, NULL, &context);
+    if (code == DONE) code = problems_collect(&problems, argc - optind, argv + optind, o.file);
+    if (code == DONE) code = common_context(&o.common, NULL, &context);
     if (code == DONE) {
         if (document)
             cJSON_AddStringToObject(document, "context", ffpa_context_describe(context));
@@ -202,7 +196,6 @@ int cmd_bench(int argc, char **argv)
     }
     ffpa_context_destroy(context);
     problems_free(&problems);
-    if (document)
-        json_finish(document, code);
+    if (document) json_finish(document, code);
     return code;
 }

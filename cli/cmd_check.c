@@ -49,11 +49,10 @@ static int64_t rows_wanted(const ffpa_problem *p, int64_t asked)
 {
     int64_t all = longest(p, case_queries);
     double passes = p->op == FFPA_BACKWARD ? 3.5 : 1;
-    double row = passes * (double)(p->b * p->hq) * (double)longest(p, case_keys) * (double)(p->d + p->dv);
-    if (asked != 0)
-        return asked < 0 || asked > all ? all : asked;
-    if (row * (double)all <= ORACLE_WORK)
-        return all;
+    double row = passes * (double)(p->b * p->hq) * (double)longest(p, case_keys) *
+                 (double)(p->d + p->dv);
+    if (asked != 0) return asked < 0 || asked > all ? all : asked;
+    if (row * (double)all <= ORACLE_WORK) return all;
     int64_t rows = (int64_t)(ORACLE_WORK / row);
     return rows < 4 ? (all < 4 ? all : 4) : rows;
 }
@@ -63,16 +62,14 @@ static bool sample_rows(attention_case *c, int64_t count, int64_t all)
 {
     int64_t *rows = arena_alloc(&c->memory, (size_t)count * sizeof *rows);
     uint64_t state = c->problem.seed;
-    if (!rows)
-        return false;
+    if (!rows) return false;
     for (int64_t i = 0; i < count; i++) {
         int64_t low = i * all / count, high = (i + 1) * all / count;
         state = state * 6364136223846793005u + 1442695040888963407u;
         rows[i] = low + (int64_t)((state >> 33) % (uint64_t)(high - low));
     }
     rows[0] = 0;
-    if (count > 1)
-        rows[count - 1] = all - 1;
+    if (count > 1) rows[count - 1] = all - 1;
     c->rows = (ffpa_row_subset){.struct_size = sizeof c->rows, .count = count, .rows = rows};
     return true;
 }
@@ -83,8 +80,7 @@ static unsigned char *rows_kept(attention_case *c)
     const ffpa_problem *p = &c->problem;
     int64_t start = 0, total = c->forward.q.shape[2];
     unsigned char *keep = arena_alloc(&c->memory, (size_t)total);
-    if (!keep)
-        return NULL;
+    if (!keep) return NULL;
     memset(keep, 0, (size_t)total);
     for (int64_t b = 0; b < (c->forward.varlen ? p->b : 1); b++) {
         for (int64_t i = 0; i < c->rows.count && c->rows.rows[i] < case_queries(p, b); i++)
@@ -98,27 +94,26 @@ static unsigned char *rows_kept(attention_case *c)
 static void zero_other_rows(const ffpa_tensor *t, const unsigned char *keep)
 {
     int64_t at[4] = {0};
-    if (!t->data || tensor_elements(t) == 0)
-        return;
+    if (!t->data || tensor_elements(t) == 0) return;
     do
-        if (!keep[at[2]])
-            tensor_set(t, at, 0);
+        if (!keep[at[2]]) tensor_set(t, at, 0);
     while (tensor_next(t, at));
 }
 
 /* ---- one problem ---- */
 
-static void judge(check_result *r, const attention_case *const cases[3], const unsigned char *keep)
+static void judge(check_result *r, const attention_case *const cases[3],
+                  const unsigned char *keep)
 {
     ffpa_tensor ours, naive, exact;
     const char *name;
     r->pass = true;
     for (int i = 0; case_output(cases[0], i, &name, &ours); i++) {
-        if (!ours.data)
-            continue;
+        if (!ours.data) continue;
         case_output(cases[1], i, &name, &naive);
         case_output(cases[2], i, &name, &exact);
-        bool by_row = strcmp(name, "o") == 0 || strcmp(name, "lse") == 0 || strcmp(name, "dq") == 0;
+        bool by_row =
+            strcmp(name, "o") == 0 || strcmp(name, "lse") == 0 || strcmp(name, "dq") == 0;
         verdict *v = &r->outputs[r->count++];
         v->name = name;
         v->ours = compare_tensors(&ours, &exact, by_row ? keep : NULL);
@@ -134,8 +129,7 @@ static int run_on(attention_case *c, const check_options *o, const char *backend
     ffpa_context *context;
     common_options others = {.threads = o->common.threads, .allow_slow = true};
     int code = common_context(backend ? &others : &o->common, backend, &context);
-    if (code != DONE)
-        return code;
+    if (code != DONE) return code;
     code = case_run(c, context);
     ffpa_context_destroy(context);
     return code;
@@ -154,14 +148,12 @@ static int run_three(check_result *r, attention_case *fast, const check_options 
         zero_other_rows(&fast->backward.dlse, keep);
     }
     int code = run_on(fast, o, NULL);
-    if (code == DONE)
-        snprintf(r->path, sizeof r->path, "%s", ffpa_last_path());
+    if (code == DONE) snprintf(r->path, sizeof r->path, "%s", ffpa_last_path());
     if (code == DONE && (code = case_twin(&naive, fast, fast->problem.dtype)) == DONE)
         code = run_on(&naive, o, "naive");
     if (code == DONE && (code = case_twin(&exact, fast, sampled ? 0 : FFPA_F64)) == DONE)
         code = run_on(&exact, o, "reference");
-    if (code == DONE)
-        judge(r, (const attention_case *const[3]){fast, &naive, &exact}, keep);
+    if (code == DONE) judge(r, (const attention_case *const[3]){fast, &naive, &exact}, keep);
     case_free(&naive);
     case_free(&exact);
     return code;
@@ -171,7 +163,8 @@ static void write_repro(check_result *r, const ffpa_problem *p, const check_opti
 {
     char *at = r->repro;
     size_t left = sizeof r->repro;
-    const char *const names[] = {"backend", "isa"}, *const values[] = {o->common.backend, o->common.isa};
+    const char *const names[] = {"backend", "isa"}, *const values[] = {o->common.backend,
+                                                                       o->common.isa};
     int n = snprintf(at, left, "ffpa check '%s'", problem_print(p).text);
     for (int i = 0; i < 2; i++)
         if (values[i])
@@ -191,8 +184,7 @@ static int check_problem(check_result *r, const ffpa_problem *p, const check_opt
     r->rows_checked = rows_wanted(p, o->rows);
     write_repro(r, p, o);
     int code = case_build(&fast, p, o->dlse);
-    if (code != DONE)
-        return code;
+    if (code != DONE) return code;
     code = run_three(r, &fast, o);
     case_free(&fast);
     return code;
@@ -207,12 +199,14 @@ static void print_result(const check_result *r, const ffpa_problem *p)
     printf("%s%s%s\n", style_head(), problem_print(p).text, style_off());
     printf("  path %s; ", r->path);
     if (r->rows_checked < r->rows_all)
-        printf("against the oracle on %lld of %lld rows of every head%s\n", (long long)r->rows_checked,
-               (long long)r->rows_all,
-               p->op == FFPA_BACKWARD ? " (dO is zero in the others, so gradients are exact)" : "");
+        printf("against the oracle on %lld of %lld rows of every head%s\n",
+               (long long)r->rows_checked, (long long)r->rows_all,
+               p->op == FFPA_BACKWARD ? " (dO is zero in the others, so gradients are exact)"
+                                      : "");
     else
         printf("against the oracle on all rows\n");
-    printf("  %-7s %11s %11s %7s %11s %11s\n", "output", "max error", "naive", "ratio", "bound", "rel L2");
+    printf("  %-7s %11s %11s %7s %11s %11s\n", "output", "max error", "naive", "ratio", "bound",
+           "rel L2");
     for (int i = 0; i < r->count; i++) {
         const verdict *v = &r->outputs[i];
         char ratio[32] = "-";
@@ -222,12 +216,15 @@ static void print_result(const check_result *r, const ffpa_problem *p)
                v->naive.max_error, ratio, v->bound, v->ours.relative_l2, coloured(v->pass),
                v->pass ? "PASS" : "FAIL", style_off());
         if (v->ours.pattern > 0)
-            printf("          %lld elements are NaN or infinite where they should not be, or the other"
+            printf("          %lld elements are NaN or infinite where they should not be, or "
+                   "the other"
                    " way round; the first is [%lld,%lld,%lld,%lld]\n",
-                   (long long)v->ours.pattern, (long long)v->ours.first[0], (long long)v->ours.first[1],
-                   (long long)v->ours.first[2], (long long)v->ours.first[3]);
+                   (long long)v->ours.pattern, (long long)v->ours.first[0],
+                   (long long)v->ours.first[1], (long long)v->ours.first[2],
+                   (long long)v->ours.first[3]);
     }
-    printf("  %s%s%s   repro: %s\n", coloured(r->pass), r->pass ? "PASS" : "FAIL", style_off(), r->repro);
+    printf("  %s%s%s   repro: %s\n", coloured(r->pass), r->pass ? "PASS" : "FAIL", style_off(),
+           r->repro);
 }
 
 static void add_json(cJSON *results, const check_result *r, const ffpa_problem *p, int code)
@@ -237,8 +234,7 @@ static void add_json(cJSON *results, const check_result *r, const ffpa_problem *
     cJSON_AddStringToObject(one, "problem", problem_print(p).text);
     cJSON_AddStringToObject(one, "repro", r->repro);
     cJSON_AddBoolToObject(one, "pass", code == DONE && r->pass);
-    if (code != DONE)
-        cJSON_AddStringToObject(one, "error", last_complaint());
+    if (code != DONE) cJSON_AddStringToObject(one, "error", last_complaint());
     cJSON_AddStringToObject(one, "path", r->path);
     cJSON_AddNumberToObject(one, "rows_checked", (double)r->rows_checked);
     cJSON_AddNumberToObject(one, "rows", (double)r->rows_all);
@@ -280,8 +276,7 @@ static int check_options_read(check_options *o, int argc, char **argv)
             code = complain(BAD_USAGE, "--rows=%s: a whole number from 1, or 'all'", optarg);
         else if (option != OPT_ROWS)
             common_option(&o->common, option, &code);
-        if (code != DONE)
-            return code;
+        if (code != DONE) return code;
     }
     return DONE;
 }
@@ -292,8 +287,7 @@ int cmd_check(int argc, char **argv)
     problem_list problems = {0};
     check_result r;
     int code = check_options_read(&o, argc, argv), failed = 0;
-    if (code == DONE)
-        code = problems_collect(&problems, argc - optind, argv + optind, o.file);
+    if (code == DONE) code = problems_collect(&problems, argc - optind, argv + optind, o.file);
     cJSON *document = o.common.json ? json_document("check") : NULL;
     cJSON *results = document ? cJSON_AddArrayToObject(document, "results") : NULL;
     for (int i = 0; i < problems.count && (code == DONE || code == LIB_FAILED); i++) {
@@ -309,10 +303,8 @@ int cmd_check(int argc, char **argv)
     }
     if (!document && problems.count > 1 && code == DONE)
         printf("%d of %d problems passed\n", problems.count - failed, problems.count);
-    if (code == DONE && failed)
-        code = CHECK_FAILED;
-    if (document)
-        json_finish(document, code);
+    if (code == DONE && failed) code = CHECK_FAILED;
+    if (document) json_finish(document, code);
     problems_free(&problems);
     return code;
 }

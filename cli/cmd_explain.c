@@ -7,26 +7,26 @@ static void print_report(const ffpa_problem *p, const ffpa_report *r, bool suppo
 {
     char work[32], moved[32], space[32];
     printf("%s%s%s\n", style_head(), problem_print(p).text, style_off());
-    printf("  heads      Hq=%lld Hk=%lld group=%lld D=%lld Dv=%lld\n", (long long)p->hq, (long long)p->hk,
-           (long long)(p->hk ? p->hq / p->hk : 0), (long long)p->d, (long long)p->dv);
+    printf("  heads      Hq=%lld Hk=%lld group=%lld D=%lld Dv=%lld\n", (long long)p->hq,
+           (long long)p->hk, (long long)(p->hk ? p->hq / p->hk : 0), (long long)p->d,
+           (long long)p->dv);
     if (supported) {
         printf("  path       %s%s%s\n", style_good(), r->path, style_off());
         if (r->tile_q || r->tile_k || r->tile_d)
-            printf("  tiles      %d query rows, %d keys, %d columns\n", r->tile_q, r->tile_k, r->tile_d);
-        printf("  splits     %d%s\n", r->splits, r->splits > 1 ? " parts of the keys" : " (keys not split)");
-        if (r->threads)
-            printf("  threads    %d\n", r->threads);
+            printf("  tiles      %d query rows, %d keys, %d columns\n", r->tile_q, r->tile_k,
+                   r->tile_d);
+        printf("  splits     %d%s\n", r->splits,
+               r->splits > 1 ? " parts of the keys" : " (keys not split)");
+        if (r->threads) printf("  threads    %d\n", r->threads);
         printf("  workspace  %s\n", text_bytes(space, (double)r->workspace_bytes));
         printf("  work       %s over %s of inputs and outputs", text_flop(work, r->flop),
                text_bytes(moved, r->bytes));
-        if (r->bytes > 0)
-            printf(": %.1f FLOP a byte", r->flop / r->bytes);
+        if (r->bytes > 0) printf(": %.1f FLOP a byte", r->flop / r->bytes);
         printf("\n");
     } else {
         printf("  path       %snone%s\n", style_bad(), style_off());
     }
-    if (!*r->refusals)
-        return;
+    if (!*r->refusals) return;
     printf("  passed over\n");
     for (const char *line = r->refusals; *line;) {
         int length = (int)strcspn(line, "\n");
@@ -35,7 +35,8 @@ static void print_report(const ffpa_problem *p, const ffpa_report *r, bool suppo
     }
 }
 
-static void add_json(cJSON *results, const ffpa_problem *p, const ffpa_report *r, bool supported)
+static void add_json(cJSON *results, const ffpa_problem *p, const ffpa_report *r,
+                     bool supported)
 {
     cJSON *one = cJSON_CreateObject(), *refusals = cJSON_CreateArray();
     cJSON_AddItemToArray(results, one);
@@ -72,16 +73,15 @@ static int explain_all(ffpa_context *context, const problem_list *problems, cJSO
             add_json(results, &problems->items[i], &report, status == FFPA_OK);
         else
             print_report(&problems->items[i], &report, status == FFPA_OK);
-        if (status != FFPA_OK)
-            code = complain_library(status);
+        if (status != FFPA_OK) code = complain_library(status);
     }
     return code;
 }
 
 int cmd_explain(int argc, char **argv)
 {
-    static const struct option TABLE[] = {COMMON_OPTIONS, {"file", required_argument, NULL, 'f'},
-                                          {NULL, 0, NULL, 0}};
+    static const struct option TABLE[] = {
+        COMMON_OPTIONS, {"file", required_argument, NULL, 'f'}, {NULL, 0, NULL, 0}};
     common_options common = {0};
     problem_list problems = {0};
     ffpa_context *context = NULL;
@@ -93,15 +93,11 @@ int cmd_explain(int argc, char **argv)
         else
             common_option(&common, option, &code);
     cJSON *document = common.json ? json_document("explain") : NULL;
-    if (code == DONE)
-        code = problems_collect(&problems, argc - optind, argv + optind, file);
-    if (code == DONE)
-        code = common_context(&common, NULL, &context);
-    if (code == DONE)
-        code = explain_all(context, &problems, document);
+    if (code == DONE) code = problems_collect(&problems, argc - optind, argv + optind, file);
+    if (code == DONE) code = common_context(&common, NULL, &context);
+    if (code == DONE) code = explain_all(context, &problems, document);
     ffpa_context_destroy(context);
     problems_free(&problems);
-    if (document)
-        json_finish(document, code);
+    if (document) json_finish(document, code);
     return code;
 }

@@ -12,13 +12,14 @@ typedef struct ability {
 /* Whether a context can be had with this backend or instruction set. */
 static ability probe(const char *name, const char *backend, const char *isa)
 {
-    ffpa_context_options options = {.struct_size = sizeof options, .backend = backend, .cpu_isa = isa};
+    ffpa_context_options options = {
+        .struct_size = sizeof options, .backend = backend, .cpu_isa = isa};
     ffpa_context *context;
     ability a = {.name = name};
     a.present = ffpa_context_create(&options, &context) == FFPA_OK;
-    snprintf(a.why, sizeof a.why, "%s", a.present ? ffpa_context_describe(context) : ffpa_last_error());
-    if (a.present)
-        ffpa_context_destroy(context);
+    snprintf(a.why, sizeof a.why, "%s",
+             a.present ? ffpa_context_describe(context) : ffpa_last_error());
+    if (a.present) ffpa_context_destroy(context);
     return a;
 }
 
@@ -29,25 +30,24 @@ static void cpu_name(char name[256])
     FILE *file = fopen("/proc/cpuinfo", "r");
     while (file && fgets(line, sizeof line, file)) {
         char *colon = strchr(line, ':');
-        if (strncmp(line, "model name", 10) != 0 || !colon)
-            continue;
+        if (strncmp(line, "model name", 10) != 0 || !colon) continue;
         colon[strcspn(colon, "\n")] = 0;
         snprintf(name, 256, "%.250s", colon + (colon[1] == ' ' ? 2 : 1));
         break;
     }
-    if (file)
-        fclose(file);
+    if (file) fclose(file);
 }
 
-static void show(cJSON *document, const char *title, const char *key, const ability *all, int count)
+static void show(cJSON *document, const char *title, const char *key, const ability *all,
+                 int count)
 {
     cJSON *object = document ? cJSON_AddObjectToObject(document, key) : NULL;
     for (int i = 0; i < count; i++) {
         if (document)
             cJSON_AddBoolToObject(object, all[i].name, all[i].present);
         else
-            printf("%-11s %-10s %s%s\n", i ? "" : title, all[i].name, all[i].present ? "yes" : "no: ",
-                   all[i].present ? "" : all[i].why);
+            printf("%-11s %-10s %s%s\n", i ? "" : title, all[i].name,
+                   all[i].present ? "yes" : "no: ", all[i].present ? "" : all[i].why);
     }
 }
 
@@ -62,9 +62,9 @@ int cmd_info(int argc, char **argv)
         common_option(&common, option, &code);
     if (code == DONE && optind < argc)
         code = complain(BAD_USAGE, "info takes no argument '%s'", argv[optind]);
-    if (code != DONE || (code = common_context(&common, NULL, &context)) != DONE)
-        return code;
-    const ability backends[] = {probe("cpu", "cpu", NULL), probe("reference", "reference", NULL),
+    if (code != DONE || (code = common_context(&common, NULL, &context)) != DONE) return code;
+    const ability backends[] = {probe("cpu", "cpu", NULL),
+                                probe("reference", "reference", NULL),
                                 probe("naive", "naive", NULL)};
     const ability isas[] = {probe("avx512", "cpu", "avx512"), probe("avx2", "cpu", "avx2"),
                             probe("portable", "cpu", "portable")};
@@ -83,7 +83,6 @@ int cmd_info(int argc, char **argv)
     show(document, "backends", "backends", backends, 3);
     show(document, "cpu ISA", "cpu_isa", isas, 3);
     ffpa_context_destroy(context);
-    if (document)
-        json_finish(document, DONE);
+    if (document) json_finish(document, DONE);
     return DONE;
 }

@@ -1,25 +1,13 @@
 /* cmd_run.c - `ffpa run`: attention on tensors from files. */
 #include "compare.h"
-#include "element.h"
 #include "program.h"
-#include "run_files.h"
+#include "run_options.h"
+#include "scalar.h"
 
 #include <math.h>
 #include <string.h>
 
 enum { OUTPUTS_MAX = 7 };
-
-typedef struct run_options {
-    common_options common;
-    const char *output, *expect, *expect_suffix;
-    const char *names[ROLE_COUNT]; /* tensor names in a .safetensors */
-    const char *extra[ROLE_COUNT]; /* files for single roles */
-    view_options view;
-    ffpa_forward_params forward; /* options only */
-    double dropout, tolerance;   /* tolerance 0 = by dtype */
-    int64_t seed;
-    bool lse, grad;
-} run_options;
 
 typedef struct attention_run {
     arena memory;
@@ -30,7 +18,7 @@ typedef struct attention_run {
     ffpa_forward_params forward;
     ffpa_backward_params backward;
     ffpa_dropout dropout;
-    bool ones; /* dout is all ones, for want of one */
+    bool ones;          /* dout is all ones, for want of one */
     ffpa_report report; /* of the last call */
     double seconds, flop;
     char forward_path[64], backward_path[64];
@@ -45,164 +33,6 @@ typedef struct comparison {
     bool pass;
 } comparison;
 
-/* ---- options ---- */
-
-enum {
-    OPT_CAUSAL = OPT_OWN,
-    OPT_SCALE,
-    OPT_WINDOW,
-    OPT_SOFTCAP,
-    OPT_DROPOUT,
-    OPT_SEED,
-    OPT_LSE,
-    OPT_GRAD,
-    OPT_DTYPE,
-    OPT_LAYOUT,
-    OPT_NAME,
-    OPT_EXPECT,
-    OPT_SUFFIX,
-    OPT_TOLERANCE,
-    OPT_MASK,
-    OPT_ALIBI,
-    OPT_SINK,
-    OPT_DOUT,
-    OPT_DLSE
-};
-
-static int read_real(float *value, const char *option, double low, double high)
-{
-    double number;
-    if (!parse_real(optarg, low, high, &number))
-        return complain(BAD_USAGE, "%s=%s: a number from %g to %g", option, optarg, low, high);
-    *value = (float)number;
-    return DONE;
-}
-
-static int read_causal(run_options *o)
-{
-    if (!optarg || strcmp(optarg, "br") == 0)
-        o->forward.causal = FFPA_BOTTOM_RIGHT;
-    else if (strcmp(optarg, "tl") == 0)
-        o->forward.causal = FFPA_TOP_LEFT;
-    else
-        return complain(BAD_USAGE, "--causal=%s: br (bottom-right, the default) or tl (top-left)", optarg);
-    return DONE;
-}
-
-static int read_window(run_options *o)
-{
-    char left[32] = "";
-    const char *colon = strchr(optarg, ':');
-    if (colon && colon - optarg < (long)sizeof left)
-        memcpy(left, optarg, (size_t)(colon - optarg));
-    if (!colon || !parse_integer(left, -1, INT64_MAX, &o->forward.window_left) ||
-        !parse_integer(colon + 1, -1, INT64_MAX, &o->forward.window_right))
-        return complain(BAD_USAGE, "--window %s: write LEFT:RIGHT, -1 for unlimited", optarg);
-    o->forward.flags |= FFPA_WINDOW;
-    return DONE;
-}
-
-static int read_name(run_options *o)
-{
-    for (int role = 0; role < ROLE_COUNT; role++) {
-        size_t n = strlen(ROLE_NAMES[role]);
-        if (strncmp(optarg, ROLE_NAMES[role], n) == 0 && optarg[n] == '=') {
-            o->names[role] = optarg + n + 1;
-            return DONE;
-        }
-    }
-    return complain(BAD_USAGE, "--name %s: write ROLE=NAME, such as q=layers.0.q", optarg);
-}
-
-static int read_layout(run_options *o)
-{
-    o->view.bnhd = strcmp(optarg, "bnhd") == 0;
-    if (!o->view.bnhd && strcmp(optarg, "bhnd") != 0)
-        return complain(BAD_USAGE, "--layout %s: bhnd or bnhd", optarg);
-    return DONE;
-}
-
-static int read_dtype(run_options *o)
-{
-    o->view.dtype = element_float_named(optarg);
-    return o->view.dtype ? DONE : complain(BAD_USAGE, "--dtype %s: f32, f16 or bf16", optarg);
-}
-
-static int take_option(run_options *o, int option)
-{
-    int code = DONE;
-    float real;
-    switch (option) {
-    case 'o': o->output = optarg; break;
-    case OPT_CAUSAL: return read_causal(o);
-    case OPT_SCALE:
-        o->forward.flags |= FFPA_SCALE;
-        return read_real(&o->forward.scale, "--scale", -1e30, 1e30);
-    case OPT_WINDOW: return read_window(o);
-    case OPT_SOFTCAP: return read_real(&o->forward.softcap, "--softcap", 0, 1e30);
-    case OPT_DROPOUT:
-        code = read_real(&real, "--dropout", 0, 1);
-        o->dropout = (double)real;
-        return code;
-    case OPT_SEED:
-        if (!parse_integer(optarg, 0, INT64_MAX, &o->seed))
-            return complain(BAD_USAGE, "--seed=%s: a whole number from 0", optarg);
-        break;
-    case OPT_LSE: o->lse = true; break;
-    case OPT_GRAD: o->grad = true; break;
-    case OPT_DTYPE: return read_dtype(o);
-    case OPT_LAYOUT: return read_layout(o);
-    case OPT_NAME: return read_name(o);
-    case OPT_EXPECT: o->expect = optarg; break;
-    case OPT_SUFFIX: o->expect_suffix = optarg; break;
-    case OPT_TOLERANCE:
-        if (!parse_real(optarg, 0, 1e30, &o->tolerance))
-            return complain(BAD_USAGE, "--tolerance=%s: a number from 0", optarg);
-        break;
-    case OPT_MASK: o->extra[ROLE_MASK] = optarg; break;
-    case OPT_ALIBI: o->extra[ROLE_ALIBI] = optarg; break;
-    case OPT_SINK: o->extra[ROLE_SINK] = optarg; break;
-    case OPT_DOUT: o->extra[ROLE_DOUT] = optarg; break;
-    case OPT_DLSE: o->extra[ROLE_DLSE] = optarg; break;
-    default: common_option(&o->common, option, &code); break;
-    }
-    return code;
-}
-
-static int read_options(run_options *o, int argc, char **argv)
-{
-    static const struct option TABLE[] = {COMMON_OPTIONS,
-                                          {"output", required_argument, NULL, 'o'},
-                                          {"causal", optional_argument, NULL, OPT_CAUSAL},
-                                          {"scale", required_argument, NULL, OPT_SCALE},
-                                          {"window", required_argument, NULL, OPT_WINDOW},
-                                          {"softcap", required_argument, NULL, OPT_SOFTCAP},
-                                          {"dropout", required_argument, NULL, OPT_DROPOUT},
-                                          {"seed", required_argument, NULL, OPT_SEED},
-                                          {"lse", no_argument, NULL, OPT_LSE},
-                                          {"grad", no_argument, NULL, OPT_GRAD},
-                                          {"dtype", required_argument, NULL, OPT_DTYPE},
-                                          {"layout", required_argument, NULL, OPT_LAYOUT},
-                                          {"name", required_argument, NULL, OPT_NAME},
-                                          {"expect", required_argument, NULL, OPT_EXPECT},
-                                          {"expect-suffix", required_argument, NULL, OPT_SUFFIX},
-                                          {"tolerance", required_argument, NULL, OPT_TOLERANCE},
-                                          {"mask", required_argument, NULL, OPT_MASK},
-                                          {"alibi", required_argument, NULL, OPT_ALIBI},
-                                          {"sink", required_argument, NULL, OPT_SINK},
-                                          {"dout", required_argument, NULL, OPT_DOUT},
-                                          {"dlse", required_argument, NULL, OPT_DLSE},
-                                          {NULL, 0, NULL, 0}};
-    *o = (run_options){.forward = ffpa_forward_params_init(), .expect_suffix = ""};
-    memcpy(o->names, ROLE_NAMES, sizeof o->names);
-    for (int option; (option = next_option(argc, argv, ":o:", TABLE)) != -1;) {
-        int code = take_option(o, option);
-        if (code != DONE)
-            return code;
-    }
-    return DONE;
-}
-
 /* ---- inputs ---- */
 
 static int open_next(attention_run *r, const char *path)
@@ -212,11 +42,11 @@ static int open_next(attention_run *r, const char *path)
     return code;
 }
 
-static int load_role(attention_run *r, const run_options *o, enum role role, const input_file *file)
+static int load_role(attention_run *r, const run_options *o, enum role role,
+                     const input_file *file)
 {
     const array *a = input_find(file, o->names[role]);
-    if (!a)
-        return DONE;
+    if (!a) return DONE;
     r->arrays[role] = a;
     return input_tensor(&r->memory, &r->inputs[role], role, file, a, &o->view);
 }
@@ -227,30 +57,29 @@ static int load_files(attention_run *r, const run_options *o, int count, char **
     if (count != 1 && count != 3)
         return complain(BAD_USAGE, "give one .safetensors file, or three .npy files: q k v");
     for (int i = 0; i < count; i++) {
-        if ((code = open_next(r, paths[i])) != DONE)
-            return code;
+        if ((code = open_next(r, paths[i])) != DONE) return code;
         if (r->files[i].npy != (count == 3))
-            return complain(BAD_USAGE, "%s: give one .safetensors file, or three .npy files: q k v",
+            return complain(BAD_USAGE,
+                            "%s: give one .safetensors file, or three .npy files: q k v",
                             paths[i]);
     }
     for (int role = 0; role < (count == 3 ? 3 : ROLE_COUNT); role++)
         if ((code = load_role(r, o, (enum role)role, &r->files[count == 3 ? role : 0])) != DONE)
             return code;
     for (int role = 0; role < ROLE_COUNT; role++) {
-        if (!o->extra[role])
-            continue;
-        if ((code = open_next(r, o->extra[role])) != DONE)
-            return code;
+        if (!o->extra[role]) continue;
+        if ((code = open_next(r, o->extra[role])) != DONE) return code;
         const input_file *file = &r->files[r->file_count - 1];
-        if ((code = load_role(r, o, (enum role)role, file)) != DONE)
-            return code;
+        if ((code = load_role(r, o, (enum role)role, file)) != DONE) return code;
         if (!r->arrays[role])
-            return complain(BAD_FILE, "%s: there is no tensor '%s'", file->path, o->names[role]);
+            return complain(BAD_FILE, "%s: there is no tensor '%s'", file->path,
+                            o->names[role]);
     }
     for (int role = ROLE_Q; role <= ROLE_V; role++)
         if (!r->arrays[role])
-            return complain(BAD_FILE, "%s: there is no tensor '%s'; --name %s=NAME says what it is called",
-                            paths[0], o->names[role], ROLE_NAMES[role]);
+            return complain(
+                BAD_FILE, "%s: there is no tensor '%s'; --name %s=NAME says what it is called",
+                paths[0], o->names[role], ROLE_NAMES[role]);
     return DONE;
 }
 
@@ -271,7 +100,8 @@ static bool make_ones(attention_run *r)
 
 /* ---- the calls ---- */
 
-static void add_output(attention_run *r, const char *name, const ffpa_tensor *t, bool row_values)
+static void add_output(attention_run *r, const char *name, const ffpa_tensor *t,
+                       bool row_values)
 {
     r->outputs[r->count++] = (named_tensor){name, *t, r->arrays[ROLE_Q]->rank, row_values};
 }
@@ -328,8 +158,7 @@ static int prepare(attention_run *r, const run_options *o)
         !tensor_new(&r->memory, &f->lse, lse, rows, false))
         return complain(LIB_FAILED, "out of memory for the outputs");
     add_output(r, "o", &f->o, false);
-    if (o->lse || o->expect)
-        add_output(r, "lse", &f->lse, true);
+    if (o->lse || o->expect) add_output(r, "lse", &f->lse, true);
     if (o->grad && !make_gradients(r, o))
         return complain(LIB_FAILED, "out of memory for the gradients");
     return DONE;
@@ -340,15 +169,13 @@ static int compute(attention_run *r, const run_options *o)
     ffpa_context *context;
     ffpa_report report = {.struct_size = sizeof report};
     int code = common_context(&o->common, NULL, &context);
-    if (code != DONE)
-        return code;
+    if (code != DONE) return code;
     progress_begin("attention");
     double start = seconds_now();
     ffpa_status status = ffpa_forward(context, &r->forward);
     if (status == FFPA_OK) {
         snprintf(r->forward_path, sizeof r->forward_path, "%s", ffpa_last_path());
-        if (o->grad)
-            status = ffpa_backward(context, &r->backward);
+        if (o->grad) status = ffpa_backward(context, &r->backward);
     }
     r->seconds = seconds_now() - start;
     progress_end();
@@ -370,9 +197,10 @@ static int compute(attention_run *r, const run_options *o)
  * the inputs, which P and O go through; LSE and f32 keep f32 precision. */
 static double bound_of(const run_options *o, const named_tensor *n, double largest)
 {
-    double unit = n->tensor.dtype == FFPA_BF16 ? 1.0 / 256 : n->tensor.dtype == FFPA_F16 ? 1.0 / 2048 : 5e-6;
-    if (o->tolerance > 0)
-        return o->tolerance;
+    double unit = n->tensor.dtype == FFPA_BF16  ? 1.0 / 256
+                  : n->tensor.dtype == FFPA_F16 ? 1.0 / 2048
+                                                : 5e-6;
+    if (o->tolerance > 0) return o->tolerance;
     return (n->name[0] == 'd' ? 4 : 2) * unit * fmax(largest, 1e-30);
 }
 
@@ -384,14 +212,15 @@ static int compare_one(comparison *c, const run_options *o, const input_file *fi
     view_options view = {.bnhd = o->view.bnhd};
     snprintf(name, sizeof name, "%s%s", output->name, o->expect_suffix);
     const array *a = input_find(file, name);
-    if (!a)
-        return DONE;
-    int code = input_tensor(memory, &expected, output->row_values ? ROLE_DLSE : ROLE_Q, file, a, &view);
-    if (code != DONE)
-        return code;
+    if (!a) return DONE;
+    int code = input_tensor(memory, &expected, output->row_values ? ROLE_DLSE : ROLE_Q, file, a,
+                            &view);
+    if (code != DONE) return code;
     if (memcmp(expected.shape, output->tensor.shape, sizeof expected.shape) != 0)
-        return complain(BAD_FILE, "%s: tensor '%s' has shape [%lld,%lld,%lld,%lld], the result"
-                        " [%lld,%lld,%lld,%lld]", file->path, name, (long long)expected.shape[0],
+        return complain(BAD_FILE,
+                        "%s: tensor '%s' has shape [%lld,%lld,%lld,%lld], the result"
+                        " [%lld,%lld,%lld,%lld]",
+                        file->path, name, (long long)expected.shape[0],
                         (long long)expected.shape[1], (long long)expected.shape[2],
                         (long long)expected.shape[3], (long long)output->tensor.shape[0],
                         (long long)output->tensor.shape[1], (long long)output->tensor.shape[2],
@@ -407,8 +236,7 @@ static int compare_all(attention_run *r, const run_options *o, comparison *c, in
 {
     input_file file;
     int code = input_open(&file, o->expect);
-    if (code != DONE)
-        return code;
+    if (code != DONE) return code;
     if (file.npy)
         code = complain(BAD_USAGE, "--expect %s: it must be a .safetensors file", o->expect);
     for (int i = 0; i < r->count && code == DONE; i++) {
@@ -418,8 +246,8 @@ static int compare_all(attention_run *r, const run_options *o, comparison *c, in
     }
     input_close(&file);
     if (code == DONE && *count == 0)
-        code = complain(BAD_FILE, "%s: it holds no 'o%s' and no 'lse%s' to compare with", o->expect,
-                        o->expect_suffix, o->expect_suffix);
+        code = complain(BAD_FILE, "%s: it holds no 'o%s' and no 'lse%s' to compare with",
+                        o->expect, o->expect_suffix, o->expect_suffix);
     return code;
 }
 
@@ -429,18 +257,19 @@ static void print_run(const attention_run *r, const run_options *o)
 {
     const ffpa_forward_params *f = &r->forward;
     char time[32], work[32];
-    printf("%sattention%s  B=%lld Hq=%lld Hk=%lld Nq=%lld Nk=%lld D=%lld Dv=%lld %s%s\n", style_head(),
-           style_off(), (long long)f->q.shape[0], (long long)f->q.shape[1], (long long)f->k.shape[1],
-           (long long)f->q.shape[2], (long long)f->k.shape[2], (long long)f->q.shape[3],
-           (long long)f->v.shape[3], element_name(f->q.dtype),
-           f->causal == FFPA_TOP_LEFT ? ", causal top-left" : f->causal ? ", causal" : "");
-    printf("  path     %s%s%s\n", r->forward_path, *r->backward_path ? ", " : "", r->backward_path);
+    printf("%sattention%s  B=%lld Hq=%lld Hk=%lld Nq=%lld Nk=%lld D=%lld Dv=%lld %s%s\n",
+           style_head(), style_off(), (long long)f->q.shape[0], (long long)f->q.shape[1],
+           (long long)f->k.shape[1], (long long)f->q.shape[2], (long long)f->k.shape[2],
+           (long long)f->q.shape[3], (long long)f->v.shape[3], scalar_name(f->q.dtype),
+           f->causal == FFPA_TOP_LEFT ? ", causal top-left"
+           : f->causal                ? ", causal"
+                                      : "");
+    printf("  path     %s%s%s\n", r->forward_path, *r->backward_path ? ", " : "",
+           r->backward_path);
     printf("  time     %s for %s in one call, %.1f GFLOP/s\n", text_seconds(time, r->seconds),
            text_flop(work, r->flop), r->flop / r->seconds / 1e9);
-    if (r->ones)
-        printf("  dout     all ones: the gradient of the sum of o\n");
-    if (o->output)
-        printf("  wrote    %s\n", o->output);
+    if (r->ones) printf("  dout     all ones: the gradient of the sum of o\n");
+    if (o->output) printf("  wrote    %s\n", o->output);
 }
 
 static void print_comparison(const comparison *c, int count, const run_options *o)
@@ -457,8 +286,7 @@ static void print_comparison(const comparison *c, int count, const run_options *
 static void add_json(cJSON *document, const attention_run *r, const comparison *c, int count)
 {
     cJSON_AddStringToObject(document, "forward_path", r->forward_path);
-    if (*r->backward_path)
-        cJSON_AddStringToObject(document, "backward_path", r->backward_path);
+    if (*r->backward_path) cJSON_AddStringToObject(document, "backward_path", r->backward_path);
     json_number(document, "seconds", r->seconds);
     json_number(document, "gflop_per_second", r->seconds > 0 ? r->flop / r->seconds / 1e9 : 0);
     cJSON *outputs = cJSON_AddArrayToObject(document, "outputs");
@@ -479,29 +307,26 @@ static void add_json(cJSON *document, const attention_run *r, const comparison *
 
 /* ---- command ---- */
 
-static int run_all(attention_run *r, const run_options *o, int count, char **paths, cJSON *document)
+static int run_all(attention_run *r, const run_options *o, int count, char **paths,
+                   cJSON *document)
 {
     comparison compared[OUTPUTS_MAX];
     int compared_count = 0, code;
     if ((code = load_files(r, o, count, paths)) != DONE || (code = prepare(r, o)) != DONE)
         return code;
-    if (o->output && (code = outputs_check_path(o->output, r->count)) != DONE)
-        return code;
-    if ((code = compute(r, o)) != DONE)
-        return code;
-    if (o->expect && (code = compare_all(r, o, compared, &compared_count)) != DONE)
-        return code;
-    if (o->output && (code = outputs_write(o->output, r->outputs, r->count, o->view.bnhd)) != DONE)
+    if (o->output && (code = outputs_check_path(o->output, r->count)) != DONE) return code;
+    if ((code = compute(r, o)) != DONE) return code;
+    if (o->expect && (code = compare_all(r, o, compared, &compared_count)) != DONE) return code;
+    if (o->output &&
+        (code = outputs_write(o->output, r->outputs, r->count, o->view.bnhd)) != DONE)
         return code;
     if (document)
         add_json(document, r, compared, compared_count);
     else
         print_run(r, o);
-    if (!document && compared_count)
-        print_comparison(compared, compared_count, o);
+    if (!document && compared_count) print_comparison(compared, compared_count, o);
     for (int i = 0; i < compared_count; i++)
-        if (!compared[i].pass)
-            return CHECK_FAILED;
+        if (!compared[i].pass) return CHECK_FAILED;
     return DONE;
 }
 
@@ -509,14 +334,12 @@ int cmd_run(int argc, char **argv)
 {
     run_options o;
     attention_run r = {0};
-    int code = read_options(&o, argc, argv);
+    int code = run_options_read(&o, argc, argv);
     cJSON *document = o.common.json ? json_document("run") : NULL;
-    if (code == DONE)
-        code = run_all(&r, &o, argc - optind, argv + optind, document);
+    if (code == DONE) code = run_all(&r, &o, argc - optind, argv + optind, document);
     for (int i = 0; i < r.file_count; i++)
         input_close(&r.files[i]);
     arena_free(&r.memory);
-    if (document)
-        json_finish(document, code);
+    if (document) json_finish(document, code);
     return code;
 }

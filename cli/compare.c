@@ -6,8 +6,7 @@
 
 static bool same_kind(double x, double y)
 {
-    if (isnan(x) || isnan(y))
-        return isnan(x) && isnan(y);
+    if (isnan(x) || isnan(y)) return isnan(x) && isnan(y);
     return isinf(x) || isinf(y) ? x == y : true;
 }
 
@@ -17,16 +16,13 @@ difference compare_tensors(const ffpa_tensor *got, const ffpa_tensor *expected,
     difference d = {0};
     double error2 = 0, expected2 = 0;
     int64_t at[4] = {0};
-    if (tensor_elements(got) == 0)
-        return d;
+    if (tensor_elements(got) == 0) return d;
     do {
-        if (keep && !keep[at[2]])
-            continue;
+        if (keep && !keep[at[2]]) continue;
         double x = tensor_get(got, at), y = tensor_get(expected, at);
         d.compared++;
         if (!same_kind(x, y)) {
-            if (d.pattern++ == 0)
-                memcpy(d.first, at, sizeof d.first);
+            if (d.pattern++ == 0) memcpy(d.first, at, sizeof d.first);
         } else if (isfinite(y)) {
             d.max_error = fmax(d.max_error, fabs(x - y));
             d.max_expected = fmax(d.max_expected, fabs(y));

@@ -21,33 +21,28 @@ static bool read_all(int descriptor, unsigned char *bytes, size_t length)
 {
     for (size_t have = 0; have < length;) {
         ssize_t n = read(descriptor, bytes + have, length - have);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n == 0)
-            errno = EIO; /* it shrank while we read */
-        if (n <= 0)
-            return false;
+        if (n < 0 && errno == EINTR) continue;
+        if (n == 0) errno = EIO; /* it shrank while we read */
+        if (n <= 0) return false;
         have += (size_t)n;
     }
     return true;
 }
 
-bool file_read(const char *path, unsigned char **bytes, size_t *length, char *why, size_t why_bytes)
+bool file_read(const char *path, unsigned char **bytes, size_t *length, char *why,
+               size_t why_bytes)
 {
     struct stat st;
     *bytes = NULL;
     int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (descriptor < 0)
-        return refuse(why, why_bytes, "cannot open it");
+    if (descriptor < 0) return refuse(why, why_bytes, "cannot open it");
     bool good = fstat(descriptor, &st) == 0 && S_ISREG(st.st_mode);
-    if (!good)
-        snprintf(why, why_bytes, "it is not a regular file");
+    if (!good) snprintf(why, why_bytes, "it is not a regular file");
     if (good) {
         *length = (size_t)st.st_size;
         *bytes = malloc(*length + 1);
         good = *bytes && read_all(descriptor, *bytes, *length);
-        if (!good)
-            refuse(why, why_bytes, "cannot read it");
+        if (!good) refuse(why, why_bytes, "cannot read it");
     }
     close(descriptor);
     if (!good) {
@@ -65,8 +60,7 @@ static char *volatile pending[PENDING_MAX];
 static void remove_pending(int signal_number)
 {
     for (int i = 0; i < PENDING_MAX; i++)
-        if (pending[i])
-            unlink(pending[i]);
+        if (pending[i]) unlink(pending[i]);
     signal(signal_number, SIG_DFL);
     raise(signal_number);
 }
@@ -92,8 +86,7 @@ static bool remember(char *temporary)
 static void forget(const char *temporary)
 {
     for (int i = 0; i < PENDING_MAX; i++)
-        if (pending[i] == temporary)
-            pending[i] = NULL;
+        if (pending[i] == temporary) pending[i] = NULL;
 }
 
 static size_t folder_length(const char *path)
@@ -122,8 +115,7 @@ bool output_open(output_file *file, const char *path, char *why, size_t why_byte
     for (int attempt = 0; attempt < 100 && file->descriptor < 0; attempt++) {
         snprintf(file->temporary + folder, 64, ".ffpa-%ld-%d.tmp", (long)getpid(), attempt);
         file->descriptor = open(file->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (file->descriptor < 0 && errno != EEXIST)
-            break;
+        if (file->descriptor < 0 && errno != EEXIST) break;
     }
     if (file->descriptor < 0) {
         refuse(why, why_bytes, "cannot create a file beside it");
@@ -139,13 +131,13 @@ bool output_open(output_file *file, const char *path, char *why, size_t why_byte
     return true;
 }
 
-bool output_write(output_file *file, const void *bytes, size_t length, char *why, size_t why_bytes)
+bool output_write(output_file *file, const void *bytes, size_t length, char *why,
+                  size_t why_bytes)
 {
     const char *at = bytes;
     while (length > 0) {
         ssize_t n = write(file->descriptor, at, length > SSIZE_MAX ? SSIZE_MAX : length);
-        if (n < 0 && errno == EINTR)
-            continue;
+        if (n < 0 && errno == EINTR) continue;
         if (n < 0) {
             refuse(why, why_bytes, "cannot write it");
             output_abandon(file);
@@ -199,8 +191,7 @@ bool output_commit(output_file *file, char *why, size_t why_bytes)
 
 void output_abandon(output_file *file)
 {
-    if (file->descriptor >= 0)
-        close(file->descriptor);
+    if (file->descriptor >= 0) close(file->descriptor);
     if (file->created) {
         unlink(file->temporary);
         forget(file->temporary);

@@ -6,7 +6,8 @@
 #include <stddef.h>
 
 /* Read a file. malloc'd, with one spare byte at the end; false with a clause in `why`. */
-bool file_read(const char *path, unsigned char **bytes, size_t *length, char *why, size_t why_bytes);
+bool file_read(const char *path, unsigned char **bytes, size_t *length, char *why,
+               size_t why_bytes);
 
 /* A file being written beside its final name. */
 typedef struct output_file {
@@ -20,8 +21,10 @@ typedef struct output_file {
  * output_abandon (or a signal that ends the program) removes every trace. Each returns false with a
  * clause in `why` and leaves the file abandoned. */
 bool output_open(output_file *file, const char *path, char *why, size_t why_bytes);
-bool output_write(output_file *file, const void *bytes, size_t length, char *why, size_t why_bytes);
-bool output_finish(output_file *file, char *why, size_t why_bytes); /* on disk, not yet in place */
+bool output_write(output_file *file, const void *bytes, size_t length, char *why,
+                  size_t why_bytes);
+bool output_finish(output_file *file, char *why,
+                   size_t why_bytes); /* on disk, not yet in place */
 bool output_commit(output_file *file, char *why, size_t why_bytes);
 void output_abandon(output_file *file);
 

@@ -7,8 +7,7 @@
 static const command *command_named(const char *name)
 {
     for (const command *c = COMMANDS; c->name; c++)
-        if (strcmp(c->name, name) == 0)
-            return c;
+        if (strcmp(c->name, name) == 0) return c;
     return NULL;
 }
 
@@ -23,16 +22,12 @@ static int help(const char *topic)
         return DONE;
     }
     const command *c = command_named(topic);
-    if (!c)
-        return complain(BAD_USAGE, "there is no help on '%s'; try `ffpa help`", topic);
+    if (!c) return complain(BAD_USAGE, "there is no help on '%s'; try `ffpa help`", topic);
     help_command(stdout, c);
     return DONE;
 }
 
-static bool flushed(void)
-{
-    return fflush(stdout) == 0 && !ferror(stdout);
-}
+static bool flushed(void) { return fflush(stdout) == 0 && !ferror(stdout); }
 
 int main(int argc, char **argv)
 {
@@ -49,8 +44,7 @@ int main(int argc, char **argv)
         code = printf("ffpa %u.%u.%u\n", v >> 16, v >> 8 & 255, v & 255) > 0 ? DONE : BAD_FILE;
     } else {
         const command *c = command_named(name);
-        if (!c)
-            return complain(BAD_USAGE, "'%s' is not a command; try `ffpa help`", name);
+        if (!c) return complain(BAD_USAGE, "'%s' is not a command; try `ffpa help`", name);
         bool asks = false;
         for (int i = 2; i < argc && strcmp(argv[i], "--") != 0; i++)
             asks = asks || strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0;

@@ -14,7 +14,7 @@ static const struct npy_dtype {
     char name[4];
     int32_t dtype;
     size_t bytes;
-} DTYPES[] = {{"<f4", FFPA_F32, 4}, {"<f2", FFPA_F16, 2}, {"<f8", FFPA_F64, 8},
+} DTYPES[] = {{"<f4", FFPA_F32, 4},  {"<f2", FFPA_F16, 2}, {"<f8", FFPA_F64, 8},
               {"|b1", FFPA_BOOL, 1}, {"<i4", FFPA_I32, 4}, {"<i8", FFPA_I64, 8}};
 
 /* The header text being read. */
@@ -42,8 +42,7 @@ static void skip_space(scanner *s)
 static bool take(scanner *s, char c)
 {
     skip_space(s);
-    if (s->p == s->end || *s->p != c)
-        return false;
+    if (s->p == s->end || *s->p != c) return false;
     s->p++;
     return true;
 }
@@ -52,8 +51,7 @@ static bool take_word(scanner *s, const char *word)
 {
     size_t length = strlen(word);
     skip_space(s);
-    if ((size_t)(s->end - s->p) < length || memcmp(s->p, word, length) != 0)
-        return false;
+    if ((size_t)(s->end - s->p) < length || memcmp(s->p, word, length) != 0) return false;
     s->p += length;
     return true;
 }
@@ -61,13 +59,11 @@ static bool take_word(scanner *s, const char *word)
 static bool take_string(scanner *s, char *text, size_t capacity)
 {
     skip_space(s);
-    if (s->p == s->end || (*s->p != '\'' && *s->p != '"'))
-        return false;
+    if (s->p == s->end || (*s->p != '\'' && *s->p != '"')) return false;
     char quote = *s->p++;
     size_t n = 0;
     while (s->p < s->end && *s->p != quote) {
-        if (n + 1 == capacity)
-            return false;
+        if (n + 1 == capacity) return false;
         text[n++] = *s->p++;
     }
     text[n] = 0;
@@ -80,8 +76,7 @@ static bool take_count(scanner *s, int64_t *value)
     const char *start = s->p;
     *value = 0;
     for (; s->p < s->end && *s->p >= '0' && *s->p <= '9'; s->p++) {
-        if (*value > (INT64_MAX - 9) / 10)
-            return false;
+        if (*value > (INT64_MAX - 9) / 10) return false;
         *value = *value * 10 + (*s->p - '0');
     }
     return s->p > start;
@@ -99,14 +94,14 @@ static bool read_descr(scanner *s, array *a, size_t *item_bytes)
             *item_bytes = DTYPES[i].bytes;
             return true;
         }
-    return refuse(s, "its descr '%s' is none of <f2 <f4 <f8 <i4 <i8 |b1%s", text,
-                  strstr(text, "V2") ? " (bf16 has no .npy type: save f32 and pass --dtype bf16)" : "");
+    return refuse(
+        s, "its descr '%s' is none of <f2 <f4 <f8 <i4 <i8 |b1%s", text,
+        strstr(text, "V2") ? " (bf16 has no .npy type: save f32 and pass --dtype bf16)" : "");
 }
 
 static bool read_shape(scanner *s, array *a)
 {
-    if (!take(s, '('))
-        return refuse(s, "its shape is not a tuple");
+    if (!take(s, '(')) return refuse(s, "its shape is not a tuple");
     while (!take(s, ')')) {
         if (a->rank == ARRAY_RANK_MAX)
             return refuse(s, "it has more than %d dimensions", ARRAY_RANK_MAX);
@@ -125,8 +120,7 @@ static bool read_dict(scanner *s, array *a, size_t *item_bytes, bool *column_maj
     enum { DESCR = 1, ORDER = 2, SHAPE = 4, ALL = 7 };
     char key[16];
     int seen = 0;
-    if (!take(s, '{'))
-        return refuse(s, "its header is not a dict");
+    if (!take(s, '{')) return refuse(s, "its header is not a dict");
     while (!take(s, '}')) {
         if (!take_string(s, key, sizeof key) || !take(s, ':'))
             return refuse(s, "its header is not a dict of descr, fortran_order and shape");
@@ -135,12 +129,11 @@ static bool read_dict(scanner *s, array *a, size_t *item_bytes, bool *column_maj
                     : strcmp(key, "shape") == 0         ? SHAPE
                                                         : 0;
         if (which == 0 || (seen & which))
-            return refuse(s, "its header has %s key '%s'", which ? "a second" : "an unknown", key);
+            return refuse(s, "its header has %s key '%s'", which ? "a second" : "an unknown",
+                          key);
         seen |= which;
-        if (which == DESCR && !read_descr(s, a, item_bytes))
-            return false;
-        if (which == SHAPE && !read_shape(s, a))
-            return false;
+        if (which == DESCR && !read_descr(s, a, item_bytes)) return false;
+        if (which == SHAPE && !read_shape(s, a)) return false;
         if (which == ORDER) {
             *column_major = take_word(s, "True");
             if (!*column_major && !take_word(s, "False"))
@@ -149,8 +142,7 @@ static bool read_dict(scanner *s, array *a, size_t *item_bytes, bool *column_maj
         take(s, ',');
     }
     skip_space(s);
-    if (s->p != s->end)
-        return refuse(s, "its header goes on after the dict");
+    if (s->p != s->end) return refuse(s, "its header goes on after the dict");
     return seen == ALL || refuse(s, "its header lacks one of descr, fortran_order and shape");
 }
 
@@ -163,19 +155,17 @@ bool npy_read(array *a, const unsigned char *bytes, size_t length, char *why, si
     if (bytes[6] < 1 || bytes[6] > 3)
         return refuse(&s, "its .npy version %d is none of 1, 2, 3", bytes[6]);
     size_t field = bytes[6] == 1 ? 2 : 4, start = 8 + field, header = 0;
-    if (length < start)
-        return refuse(&s, "it ends within its header");
+    if (length < start) return refuse(&s, "it ends within its header");
     for (size_t i = 0; i < field; i++)
         header |= (size_t)bytes[8 + i] << (8 * i);
     if (header > length - start)
-        return refuse(&s, "it says its header has %zu bytes, but it holds %zu after the length", header,
-                      length - start);
+        return refuse(&s, "it says its header has %zu bytes, but it holds %zu after the length",
+                      header, length - start);
     s.p = (const char *)bytes + start;
     s.end = s.p + header;
     size_t item = 0, held = length - start - header;
     bool column_major = false;
-    if (!read_dict(&s, a, &item, &column_major))
-        return false;
+    if (!read_dict(&s, a, &item, &column_major)) return false;
     if (!array_bytes(a->shape, a->rank, item, &a->bytes))
         return refuse(&s, "its shape overflows");
     if (a->bytes != held)
@@ -189,11 +179,10 @@ size_t npy_header(const array *a, unsigned char header[NPY_HEADER_MAX])
 {
     const char *descr = "";
     for (size_t i = 0; i < sizeof DTYPES / sizeof *DTYPES; i++)
-        if (DTYPES[i].dtype == a->dtype)
-            descr = DTYPES[i].name;
+        if (DTYPES[i].dtype == a->dtype) descr = DTYPES[i].name;
     char *text = (char *)header + 10;
-    int n = snprintf(text, NPY_HEADER_MAX - 10, "{'descr': '%s', 'fortran_order': False, 'shape': (",
-                     descr);
+    int n = snprintf(text, NPY_HEADER_MAX - 10,
+                     "{'descr': '%s', 'fortran_order': False, 'shape': (", descr);
     for (int i = 0; i < a->rank; i++)
         n += snprintf(text + n, (size_t)(NPY_HEADER_MAX - 10 - n), i ? " %lld," : "%lld,",
                       (long long)a->shape[i]);

@@ -10,8 +10,7 @@
 static int add(problem_list *list, const char *text, const char *where, int code)
 {
     ffpa_problem *items = realloc(list->items, ((size_t)list->count + 1) * sizeof *items);
-    if (!items)
-        return complain(LIB_FAILED, "out of memory for the list of problems");
+    if (!items) return complain(LIB_FAILED, "out of memory for the list of problems");
     list->items = items;
     memset(&items[list->count], 0, sizeof *items);
     items[list->count].struct_size = sizeof *items;
@@ -29,8 +28,7 @@ static int add_line(problem_list *list, char *line, const char *file, int number
     size_t length = strlen(line);
     while (length > 0 && strchr(" \t", line[length - 1]))
         line[--length] = 0;
-    if (length == 0)
-        return DONE;
+    if (length == 0) return DONE;
     snprintf(where, sizeof where, "%s:%d: ", file, number);
     return add(list, line, where, BAD_FILE);
 }
@@ -46,8 +44,7 @@ static int add_file(problem_list *list, const char *file)
     bytes[length] = 0; /* file_read leaves room */
     for (char *line = (char *)bytes; line && code == DONE; number++) {
         char *end = strchr(line, '\n');
-        if (end)
-            *end = 0;
+        if (end) *end = 0;
         code = add_line(list, line, file, number);
         line = end ? end + 1 : NULL;
     }
@@ -61,7 +58,8 @@ int problems_collect(problem_list *list, int argc, char **argv, const char *file
     for (int i = 0; i < argc && code == DONE; i++)
         code = add(list, argv[i], "", BAD_USAGE);
     if (code == DONE && list->count == 0)
-        code = complain(BAD_USAGE, "no problem given; `ffpa help problem` tells how to write one");
+        code =
+            complain(BAD_USAGE, "no problem given; `ffpa help problem` tells how to write one");
     return code;
 }
 
@@ -108,5 +106,8 @@ void json_number(cJSON *object, const char *name, double value)
     if (isfinite(value))
         cJSON_AddNumberToObject(object, name, value);
     else
-        cJSON_AddStringToObject(object, name, isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
+        cJSON_AddStringToObject(object, name,
+                                isnan(value) ? "nan"
+                                : value > 0  ? "inf"
+                                             : "-inf");
 }

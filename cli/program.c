@@ -34,7 +34,8 @@ const char *last_complaint(void) { return complaint; }
 static const char *style(const char *code)
 {
     const char *none = getenv("NO_COLOR"), *term = getenv("TERM");
-    bool colour = isatty(STDOUT_FILENO) && !(none && *none) && term && strcmp(term, "dumb") != 0;
+    bool colour =
+        isatty(STDOUT_FILENO) && !(none && *none) && term && strcmp(term, "dumb") != 0;
     return colour ? code : "";
 }
 
@@ -69,15 +70,13 @@ static void *progress_show(void *unused)
         }
     }
     pthread_mutex_unlock(&progress.lock);
-    if (shown)
-        fprintf(stderr, "\r\033[K");
+    if (shown) fprintf(stderr, "\r\033[K");
     return NULL;
 }
 
 void progress_begin(const char *what)
 {
-    if (!isatty(STDERR_FILENO) || progress.running)
-        return;
+    if (!isatty(STDERR_FILENO) || progress.running) return;
     snprintf(progress.what, sizeof progress.what, "%s", what);
     progress.stopping = false;
     progress.running = pthread_create(&progress.thread, NULL, progress_show, NULL) == 0;
@@ -85,8 +84,7 @@ void progress_begin(const char *what)
 
 void progress_end(void)
 {
-    if (!progress.running)
-        return;
+    if (!progress.running) return;
     pthread_mutex_lock(&progress.lock);
     progress.stopping = true;
     pthread_cond_signal(&progress.stop);

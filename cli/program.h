@@ -77,11 +77,14 @@ typedef struct common_options {
 enum { OPT_JSON = 256, OPT_SLOW, OPT_BACKEND, OPT_ISA, OPT_THREADS, OPT_HELP, OPT_OWN };
 
 /* Rows for a command's table of long options; its own start at OPT_OWN. */
-#define COMMON_OPTIONS                                                                           \
-    {"json", no_argument, NULL, OPT_JSON}, {"allow-slow", no_argument, NULL, OPT_SLOW},          \
-        {"backend", required_argument, NULL, OPT_BACKEND},                                       \
-        {"isa", required_argument, NULL, OPT_ISA},                                               \
-        {"threads", required_argument, NULL, OPT_THREADS}, {"help", no_argument, NULL, OPT_HELP}
+#define COMMON_OPTIONS                                                                  \
+    {"json", no_argument, NULL, OPT_JSON}, {"allow-slow", no_argument, NULL, OPT_SLOW}, \
+        {"backend", required_argument, NULL, OPT_BACKEND},                              \
+        {"isa", required_argument, NULL, OPT_ISA},                                      \
+        {"threads", required_argument, NULL, OPT_THREADS},                              \
+    {                                                                                   \
+        "help", no_argument, NULL, OPT_HELP                                             \
+    }
 
 /* getopt_long with our own complaints: '?' after one, -1 at the end. `letters` starts with ':'. */
 int next_option(int argc, char **argv, const char *letters, const struct option *table);

@@ -7,7 +7,17 @@
 #include "tensors.h"
 
 /* What a file may hold for a call, by role. */
-enum role { ROLE_Q, ROLE_K, ROLE_V, ROLE_MASK, ROLE_ALIBI, ROLE_SINK, ROLE_DOUT, ROLE_DLSE, ROLE_COUNT };
+enum role {
+    ROLE_Q,
+    ROLE_K,
+    ROLE_V,
+    ROLE_MASK,
+    ROLE_ALIBI,
+    ROLE_SINK,
+    ROLE_DOUT,
+    ROLE_DLSE,
+    ROLE_COUNT
+};
 extern const char *const ROLE_NAMES[ROLE_COUNT];
 
 /* One opened input: a .safetensors file, or a .npy file as a single unnamed array. */

@@ -1,15 +1,16 @@
 /* run_input.c - tensors of `ffpa run` from files. */
 #include "run_files.h"
 
-#include "element.h"
 #include "files.h"
 #include "npy.h"
 #include "program.h"
+#include "scalar.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-const char *const ROLE_NAMES[ROLE_COUNT] = {"q", "k", "v", "mask", "alibi", "sink", "dout", "dlse"};
+const char *const ROLE_NAMES[ROLE_COUNT] = {"q",     "k",    "v",    "mask",
+                                            "alibi", "sink", "dout", "dlse"};
 
 static bool ends_with(const char *text, const char *end)
 {
@@ -24,19 +25,17 @@ int input_open(input_file *file, const char *path)
     if (!file->npy && !ends_with(path, ".safetensors"))
         return complain(BAD_FILE, "%s: its name ends in neither .safetensors nor .npy", path);
     bool good = file_read(path, &file->bytes, &file->length, why, sizeof why) &&
-                (file->npy
-                     ? npy_read(&file->single, file->bytes, file->length, why, sizeof why)
-                     : safetensors_read(&file->tensors, file->bytes, file->length, why, sizeof why));
-    if (good)
-        return DONE;
+                (file->npy ? npy_read(&file->single, file->bytes, file->length, why, sizeof why)
+                           : safetensors_read(&file->tensors, file->bytes, file->length, why,
+                                              sizeof why));
+    if (good) return DONE;
     input_close(file);
     return complain(BAD_FILE, "%s: %s", path, why);
 }
 
 void input_close(input_file *file)
 {
-    if (!file->npy)
-        safetensors_free(&file->tensors);
+    if (!file->npy) safetensors_free(&file->tensors);
     free(file->bytes);
     file->bytes = NULL;
 }
@@ -61,12 +60,10 @@ static bool place_axes(int axis[4], enum role role, int rank, bool bnhd)
         rank++; /* as if it had D = 1 */
     else
         row_values = false;
-    if (rank < 2 || rank > 4)
-        return false;
+    if (rank < 2 || rank > 4) return false;
     for (int i = 0; i < rank; i++)
         axis[3 - i] = rank - 1 - i;
-    if (row_values)
-        axis[3] = -1;
+    if (row_values) axis[3] = -1;
     if (bnhd && role != ROLE_MASK && !per_head && !row_values && rank > 2) {
         int heads = axis[2];
         axis[2] = axis[1];
@@ -81,8 +78,7 @@ static int32_t wanted_dtype(enum role role, const array *a, const view_options *
     bool data = role == ROLE_Q || role == ROLE_K || role == ROLE_V || role == ROLE_DOUT;
     bool floating = a->dtype == FFPA_F32 || a->dtype == FFPA_F16 || a->dtype == FFPA_BF16 ||
                     a->dtype == FFPA_F64;
-    if (data && options->dtype && floating)
-        return options->dtype;
+    if (data && options->dtype && floating) return options->dtype;
     if ((role == ROLE_ALIBI || role == ROLE_SINK || role == ROLE_DLSE || role == ROLE_MASK) &&
         floating && (role != ROLE_MASK || a->dtype == FFPA_F64))
         return FFPA_F32;
@@ -93,15 +89,16 @@ int input_tensor(arena *memory, ffpa_tensor *t, enum role role, const input_file
                  const array *a, const view_options *options)
 {
     int axis[4];
-    size_t size = element_bytes(a->dtype);
+    size_t size = scalar_bytes(a->dtype);
     const char *name = ROLE_NAMES[role];
     if (size == 0)
-        return complain(BAD_FILE, "%s: tensor '%s' has dtype %s, which attention cannot take", file->path,
-                        name, a->stored);
+        return complain(BAD_FILE, "%s: tensor '%s' has dtype %s, which attention cannot take",
+                        file->path, name, a->stored);
     if (!place_axes(axis, role, a->rank, options->bnhd))
         return complain(BAD_FILE, "%s: tensor '%s' has rank %d; %s", file->path, name, a->rank,
-                        role == ROLE_ALIBI || role == ROLE_SINK ? "it must be [H], [B,H] or of rank 4"
-                                                                : "it must be 4 [B,H,N,D], 3 or 2");
+                        role == ROLE_ALIBI || role == ROLE_SINK
+                            ? "it must be [H], [B,H] or of rank 4"
+                            : "it must be 4 [B,H,N,D], 3 or 2");
     *t = (ffpa_tensor){.dtype = a->dtype};
     for (int i = 0; i < 4; i++) {
         t->shape[i] = axis[i] < 0 ? 1 : a->shape[axis[i]];
@@ -109,8 +106,7 @@ int input_tensor(arena *memory, ffpa_tensor *t, enum role role, const input_file
     }
     memcpy(&t->data, &a->data, sizeof t->data); /* only read through */
     int32_t dtype = wanted_dtype(role, a, options);
-    if (dtype == a->dtype && (uintptr_t)a->data % size == 0)
-        return DONE;
+    if (dtype == a->dtype && (uintptr_t)a->data % size == 0) return DONE;
     ffpa_tensor stored = *t;
     if (!tensor_convert(memory, t, &stored, dtype))
         return complain(LIB_FAILED, "out of memory for tensor '%s'", name);

@@ -1,10 +1,10 @@
 /* run_output.c - tensors of `ffpa run` to files. */
 #include "run_files.h"
 
-#include "element.h"
 #include "files.h"
 #include "npy.h"
 #include "program.h"
+#include "scalar.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -37,27 +37,25 @@ static array describe(const named_tensor *n, bool bnhd, bool npy)
     ffpa_tensor t = file_order(n, bnhd);
     array a = {.name = n->name, .dtype = t.dtype};
     int last = n->row_values ? 3 : 4;
-    if (npy && t.dtype == FFPA_BF16)
-        a.dtype = FFPA_F32;
+    if (npy && t.dtype == FFPA_BF16) a.dtype = FFPA_F32;
     a.rank = n->row_values ? n->rank - 1 : n->rank;
     for (int i = 0; i < a.rank; i++)
         a.shape[i] = t.shape[last - a.rank + i];
-    a.bytes = (size_t)tensor_elements(&t) * element_bytes(a.dtype);
+    a.bytes = (size_t)tensor_elements(&t) * scalar_bytes(a.dtype);
     return a;
 }
 
 static bool write_data(output_file *file, const ffpa_tensor *t, int32_t dtype, char why[512])
 {
     static unsigned char chunk[CHUNK];
-    int64_t at[4] = {0}, held = 0, fits = CHUNK / (int64_t)element_bytes(dtype);
-    if (tensor_elements(t) == 0)
-        return true;
+    int64_t at[4] = {0}, held = 0, fits = CHUNK / (int64_t)scalar_bytes(dtype);
+    if (tensor_elements(t) == 0) return true;
     bool more;
     do {
-        element_set(chunk, dtype, held++, tensor_get(t, at));
+        scalar_set(chunk, dtype, held++, tensor_get(t, at));
         more = tensor_next(t, at);
         if (held == fits || !more) {
-            if (!output_write(file, chunk, (size_t)held * element_bytes(dtype), why, 512))
+            if (!output_write(file, chunk, (size_t)held * scalar_bytes(dtype), why, 512))
                 return false;
             held = 0;
         }
@@ -74,7 +72,8 @@ static bool write_safetensors(output_file *file, const char *path, const named_t
         snprintf(why, 512, "out of memory for its header");
         return false;
     }
-    bool good = output_open(file, path, why, 512) && output_write(file, header, bytes, why, 512);
+    bool good =
+        output_open(file, path, why, 512) && output_write(file, header, bytes, why, 512);
     free(header);
     for (int i = 0; good && i < count; i++)
         good = write_data(file, &outputs[i].tensor, arrays[i].dtype, why);
@@ -98,12 +97,12 @@ static bool is_folder(const char *path)
 
 int outputs_check_path(const char *path, int count)
 {
-    if (is_folder(path) || ends_with(path, ".safetensors"))
-        return DONE;
+    if (is_folder(path) || ends_with(path, ".safetensors")) return DONE;
     if (!ends_with(path, ".npy"))
         return complain(BAD_USAGE, "-o %s: end it in .safetensors, .npy or / (a folder)", path);
     if (count != 1)
-        return complain(BAD_USAGE, "-o %s: one .npy holds one tensor, not %d; give a folder", path, count);
+        return complain(BAD_USAGE, "-o %s: one .npy holds one tensor, not %d; give a folder",
+                        path, count);
     return DONE;
 }
 
@@ -141,8 +140,7 @@ int outputs_write(const char *path, const named_tensor *outputs, int count, bool
         path_of(name, path, outputs[i].name);
         good = output_commit(&files[i], why, sizeof why);
     }
-    if (good)
-        return DONE;
+    if (good) return DONE;
     for (int i = 0; i < opened; i++)
         output_abandon(&files[i]);
     return complain(BAD_FILE, "%s: %s", name, why);

@@ -1,22 +1,19 @@
 /* tensors.c - tensors that the program owns. */
 #include "tensors.h"
 
-#include "element.h"
+#include "scalar.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 void *arena_alloc(arena *a, size_t bytes)
 {
-    if (bytes > SIZE_MAX - 128)
-        return NULL;
+    if (bytes > SIZE_MAX - 128) return NULL;
     void **blocks = realloc(a->blocks, ((size_t)a->count + 1) * sizeof *blocks);
-    if (!blocks)
-        return NULL;
+    if (!blocks) return NULL;
     a->blocks = blocks;
     void *block = aligned_alloc(64, (bytes / 64 + 1) * 64);
-    if (block)
-        a->blocks[a->count++] = block;
+    if (block) a->blocks[a->count++] = block;
     return block;
 }
 
@@ -39,8 +36,7 @@ static size_t span_of(const int64_t shape[4], size_t item_bytes)
     size_t span = 1;
     for (int i = 0; i < 4; i++) {
         size_t n = shape[i] > 0 ? (size_t)shape[i] : 1;
-        if (span > (size_t)INT64_MAX / item_bytes / n)
-            return 0;
+        if (span > (size_t)INT64_MAX / item_bytes / n) return 0;
         span *= n;
     }
     return span;
@@ -48,11 +44,10 @@ static size_t span_of(const int64_t shape[4], size_t item_bytes)
 
 bool tensor_new(arena *a, ffpa_tensor *t, int32_t dtype, const int64_t shape[4], bool bnhd)
 {
-    size_t span = span_of(shape, element_bytes(dtype));
-    size_t bytes = span * element_bytes(dtype);
+    size_t span = span_of(shape, scalar_bytes(dtype));
+    size_t bytes = span * scalar_bytes(dtype);
     void *data = span ? arena_alloc(a, bytes) : NULL;
-    if (!data)
-        return false;
+    if (!data) return false;
     memset(data, 0xff, bytes);
     *t = ffpa_tensor_4d(data, (ffpa_dtype)dtype, shape[0], shape[1], shape[2], shape[3]);
     if (bnhd) {
@@ -72,19 +67,18 @@ static int64_t offset_of(const ffpa_tensor *t, const int64_t at[4])
 
 double tensor_get(const ffpa_tensor *t, const int64_t at[4])
 {
-    return element_get(t->data, t->dtype, offset_of(t, at));
+    return scalar_get(t->data, t->dtype, offset_of(t, at));
 }
 
 void tensor_set(const ffpa_tensor *t, const int64_t at[4], double value)
 {
-    element_set(t->data, t->dtype, offset_of(t, at), value);
+    scalar_set(t->data, t->dtype, offset_of(t, at), value);
 }
 
 bool tensor_next(const ffpa_tensor *t, int64_t at[4])
 {
     for (int i = 3; i >= 0; i--) {
-        if (++at[i] < t->shape[i])
-            return true;
+        if (++at[i] < t->shape[i]) return true;
         at[i] = 0;
     }
     return false;
@@ -94,10 +88,8 @@ bool tensor_convert(arena *a, ffpa_tensor *to, const ffpa_tensor *from, int32_t 
 {
     int64_t at[4] = {0};
     bool bnhd = from->stride[1] < from->stride[2];
-    if (!tensor_new(a, to, dtype, from->shape, bnhd))
-        return false;
-    if (tensor_elements(from) > 0)
-        do
+    if (!tensor_new(a, to, dtype, from->shape, bnhd)) return false;
+    if (tensor_elements(from) > 0) do
             tensor_set(to, at, tensor_get(from, at));
         while (tensor_next(from, at));
     return true;

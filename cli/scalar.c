@@ -1,38 +1,36 @@
-/* element.c - single elements of every dtype as doubles. */
-#include "element.h"
+/* scalar.c - single elements of every dtype as doubles. */
+#include "scalar.h"
 
 #include <math.h>
 #include <string.h>
 
-static const struct element_type {
+static const struct scalar_type {
     int32_t dtype;
     const char *name;
     size_t bytes;
-} TYPES[] = {{FFPA_F32, "f32", 4},   {FFPA_F16, "f16", 2}, {FFPA_BF16, "bf16", 2}, {FFPA_F64, "f64", 8},
-             {FFPA_BOOL, "bool", 1}, {FFPA_I32, "i32", 4}, {FFPA_I64, "i64", 8}};
+} TYPES[] = {{FFPA_F32, "f32", 4}, {FFPA_F16, "f16", 2},   {FFPA_BF16, "bf16", 2},
+             {FFPA_F64, "f64", 8}, {FFPA_BOOL, "bool", 1}, {FFPA_I32, "i32", 4},
+             {FFPA_I64, "i64", 8}};
 enum { TYPE_COUNT = sizeof TYPES / sizeof *TYPES };
 
-size_t element_bytes(int32_t dtype)
+size_t scalar_bytes(int32_t dtype)
 {
     for (int i = 0; i < TYPE_COUNT; i++)
-        if (TYPES[i].dtype == dtype)
-            return TYPES[i].bytes;
+        if (TYPES[i].dtype == dtype) return TYPES[i].bytes;
     return 0;
 }
 
-const char *element_name(int32_t dtype)
+const char *scalar_name(int32_t dtype)
 {
     for (int i = 0; i < TYPE_COUNT; i++)
-        if (TYPES[i].dtype == dtype)
-            return TYPES[i].name;
+        if (TYPES[i].dtype == dtype) return TYPES[i].name;
     return "?";
 }
 
-int32_t element_float_named(const char *name)
+int32_t scalar_float_named(const char *name)
 {
     for (int i = 0; i < 3; i++)
-        if (strcmp(TYPES[i].name, name) == 0)
-            return TYPES[i].dtype;
+        if (strcmp(TYPES[i].name, name) == 0) return TYPES[i].dtype;
     return 0;
 }
 
@@ -52,11 +50,10 @@ static uint16_t half_from_double(double value)
 {
     uint16_t sign = signbit(value) ? 0x8000 : 0;
     double magnitude = fabs(value);
-    if (isnan(value))
-        return (uint16_t)(sign | 0x7e00);
-    if (magnitude >= 65520)
-        return (uint16_t)(sign | 0x7c00);
-    if (magnitude < ldexp(1, -14)) /* 1024 of these units is the smallest normal number's code */
+    if (isnan(value)) return (uint16_t)(sign | 0x7e00);
+    if (magnitude >= 65520) return (uint16_t)(sign | 0x7c00);
+    if (magnitude <
+        ldexp(1, -14)) /* 1024 of these units is the smallest normal number's code */
         return (uint16_t)(sign | (uint16_t)nearbyint(ldexp(magnitude, 24)));
     int exponent;
     frexp(magnitude, &exponent); /* magnitude = f * 2^exponent, f in [0.5, 1) */
@@ -77,9 +74,9 @@ static uint16_t brain_from_double(double value)
     float f = (float)value;
     uint32_t bits;
     memcpy(&bits, &f, sizeof bits);
-    if (isnan(value))
-        return (uint16_t)((bits >> 16) | 0x40);
-    if (isfinite(f) && (bits & 0xffff) == 0x8000) { /* on the fence as f32: let the double decide */
+    if (isnan(value)) return (uint16_t)((bits >> 16) | 0x40);
+    if (isfinite(f) &&
+        (bits & 0xffff) == 0x8000) { /* on the fence as f32: let the double decide */
         if (fabs(value) > fabs((double)f))
             bits++;
         else if (fabs(value) < fabs((double)f))
@@ -95,9 +92,10 @@ static double read_16(const unsigned char *at, int32_t dtype)
     return dtype == FFPA_F16 ? half_to_double(bits) : brain_to_double(bits);
 }
 
-double element_get(const void *data, int32_t dtype, int64_t index)
+double scalar_get(const void *data, int32_t dtype, int64_t index)
 {
-    const unsigned char *at = (const unsigned char *)data + index * (int64_t)element_bytes(dtype);
+    const unsigned char *at =
+        (const unsigned char *)data + index * (int64_t)scalar_bytes(dtype);
     float f;
     double d;
     int32_t i;
@@ -114,9 +112,9 @@ double element_get(const void *data, int32_t dtype, int64_t index)
     }
 }
 
-void element_set(void *data, int32_t dtype, int64_t index, double value)
+void scalar_set(void *data, int32_t dtype, int64_t index, double value)
 {
-    unsigned char *at = (unsigned char *)data + index * (int64_t)element_bytes(dtype);
+    unsigned char *at = (unsigned char *)data + index * (int64_t)scalar_bytes(dtype);
     float f = (float)value;
     uint16_t bits;
     int32_t i;
