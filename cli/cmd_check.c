@@ -9,7 +9,6 @@
 
 /* Multiply-adds that the oracle may take per problem before rows are sampled: a few seconds. */
 static const double ORACLE_WORK = 1.5e9;
-static const double BASE_BOUND = 1e-5;
 enum { OUTPUTS_MAX = 8 };
 
 typedef struct check_options {
@@ -118,8 +117,7 @@ static void judge(check_result *r, const attention_case *const cases[3],
         v->name = name;
         v->ours = compare_tensors(&ours, &exact, by_row ? keep : NULL);
         v->naive = compare_tensors(&naive, &exact, by_row ? keep : NULL);
-        v->bound = (name[0] == 'd' ? 3 : 2) * v->naive.max_error + BASE_BOUND;
-        v->pass = v->ours.pattern == 0 && v->ours.max_error <= v->bound;
+        v->pass = difference_accept(&v->ours, &v->naive, name[0] == 'd', &v->bound);
         r->pass = r->pass && v->pass;
     }
 }

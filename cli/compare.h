@@ -17,4 +17,9 @@ typedef struct difference {
 difference compare_tensors(const ffpa_tensor *got, const ffpa_tensor *expected,
                            const unsigned char *keep);
 
+/* The accept rule of docs/numerics.md: at most 2 times the naive way's error + 1e-5, 3 times for a
+ * gradient, and nothing out of pattern. `bound` gets the largest error allowed. */
+bool difference_accept(const difference *ours, const difference *naive, bool gradient,
+                       double *bound);
+
 #endif

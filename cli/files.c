@@ -123,6 +123,8 @@ bool output_open(output_file *file, const char *path, char *why, size_t why_byte
         return false;
     }
     file->created = true;
+    signal(SIGXFSZ,
+           SIG_IGN); /* a file too large is an error of write(), told like the others */
     if (!remember(file->temporary)) {
         snprintf(why, why_bytes, "too many outputs at once");
         output_abandon(file);

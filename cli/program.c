@@ -111,10 +111,10 @@ const char *text_seconds(char text[32], double seconds)
     return text;
 }
 
-static const char *scaled(char text[32], double value, double step, const char *const units[4])
+static const char *scaled(char text[32], double value, double step, const char *const units[5])
 {
     int i = 0;
-    while (i < 3 && value >= step) {
+    while (i < 4 && value >= step) {
         value /= step;
         i++;
     }
@@ -124,14 +124,14 @@ static const char *scaled(char text[32], double value, double step, const char *
 
 const char *text_bytes(char text[32], double bytes)
 {
-    static const char *const UNITS[4] = {"B", "KiB", "MiB", "GiB"};
+    static const char *const UNITS[5] = {"B", "KiB", "MiB", "GiB", "TiB"};
     return scaled(text, bytes, 1024, UNITS);
 }
 
 const char *text_flop(char text[32], double flop)
 {
-    static const char *const UNITS[4] = {"kFLOP", "MFLOP", "GFLOP", "TFLOP"};
-    return scaled(text, flop / 1e3, 1000, UNITS);
+    static const char *const UNITS[5] = {"FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"};
+    return scaled(text, flop, 1000, UNITS);
 }
 
 /* ---- common options ---- */

@@ -51,10 +51,10 @@ static bool place_axes(int axis[4], enum role role, int rank, bool bnhd)
     bool per_head = role == ROLE_ALIBI || role == ROLE_SINK;
     bool row_values = role == ROLE_DLSE;
     axis[0] = axis[1] = axis[2] = axis[3] = -1;
-    if (per_head && (rank == 1 || rank == 2)) { /* [H] or [B, H] */
+    if (per_head && rank < 4) { /* [H] or [B, H] */
         axis[1] = rank - 1;
         axis[0] = rank == 2 ? 0 : -1;
-        return true;
+        return rank == 1 || rank == 2;
     }
     if (row_values && rank < 4)
         rank++; /* as if it had D = 1 */

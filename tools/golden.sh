@@ -6,5 +6,5 @@ cmake -S . -B build-check/gcc -G Ninja -DCMAKE_C_COMPILER=gcc >/dev/null
 cmake --build build-check/gcc
 mkdir -p tests/golden
 python3 tests/abi/abi_dump.py build-check/gcc/libffpa.so --write tests/golden/abi_x86_64.txt
-if [ -x tests/cli/run_golden.sh ]; then tests/cli/run_golden.sh --write build-check/gcc/ffpa; fi
+python3 tests/cli/cli_tests.py --write build-check/gcc/ffpa Golden
 git --no-pager diff --stat -- tests

@@ -1,0 +1,532 @@
+#!/usr/bin/env python3
+"""The program from outside: cli_tests.py [--write] PROGRAM [GROUP...]. Golden files hold what it
+prints, with what varies masked; --write refreshes them."""
+import json
+import math
+import os
+import pathlib
+import re
+import resource
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests/golden/cli"
+DATA = ROOT / "examples/data"
+PROGRAM, WRITE = "ffpa", False
+DONE, CHECK_FAILED, BAD_USAGE, BAD_FILE, LIB_FAILED = range(5)
+
+SMALL = "fwd,bf16,b1h4k2,q20k30,d40,causal"
+SMALL_BWD = "bwd,f32,b2h2k1,q12k9,d24v16,causal_tl,mask=f32:hqk,sink"
+
+
+def ffpa(*args, **options):
+    env = dict(os.environ, NO_COLOR="1")
+    for name in list(env):
+        if name.startswith("FFPA_"):
+            del env[name]
+    return subprocess.run([PROGRAM, *map(str, args)], capture_output=True, text=True, env=env,
+                          timeout=120, **options)
+
+
+# ---- golden files ----
+
+MASKS = [
+    (r"\d\.\d\de[+-]\d\d", "#"),                        # errors
+    (r"\b\d+\.\d+ (us|ms|s)\b", "# s"),                 # times
+    (r"\d+\.\d+ (GFLOP/s|TFLOP/s|GB/s)", "# rate"),
+    (r"(?<=#)( +)\d+\.\d\d(?= +#)", r"\1#"),            # ratios
+    (r"\bcpu/[\w/]+", "cpu/..."),
+    (r"isa=\w+", "isa=ISA"),
+    (r"threads=\d+", "threads=N"),
+    (r"(threads +)\d+", r"\1N"),
+    (r"(tiles +|workspace +|splits +).*", r"\1..."),
+    (r"(processor +).*", r"\1..."),
+    (r"(avx512|avx2) +(yes|no:.*)", r"\1 ..."),
+]
+
+
+def masked(text):
+    for pattern, replacement in MASKS:
+        text = re.sub(pattern, replacement, text)
+    # columns of masked numbers may be of any width
+    return "\n".join(re.sub(r"  +", "  ", line) if "#" in line else line for line in text.split("\n"))
+
+
+GOLDENS = {
+    "help": (DONE, ["help"]),
+    "help_run": (DONE, ["help", "run"]),
+    "help_check": (DONE, ["check", "--help"]),
+    "help_bench": (DONE, ["help", "bench"]),
+    "help_explain": (DONE, ["help", "explain"]),
+    "help_info": (DONE, ["help", "info"]),
+    "help_problem": (DONE, ["help", "problem"]),
+    "version": (DONE, ["--version"]),
+    "info": (DONE, ["info"]),
+    "no_command": (BAD_USAGE, []),
+    "unknown_command": (BAD_USAGE, ["frobnicate"]),
+    "unknown_help": (BAD_USAGE, ["help", "frobnicate"]),
+    "unknown_option": (BAD_USAGE, ["check", "--frobnicate", SMALL]),
+    "missing_value": (BAD_USAGE, ["check", SMALL, "--threads"]),
+    "bad_threads": (BAD_USAGE, ["check", SMALL, "--threads", "many"]),
+    "bad_backend": (LIB_FAILED, ["check", SMALL, "--backend", "abacus"]),
+    "bad_rows": (BAD_USAGE, ["check", SMALL, "--rows", "0"]),
+    "no_problem": (BAD_USAGE, ["check"]),
+    "bad_problem": (BAD_USAGE, ["check", "fwd,bf16,b1h4k2,q20k30,d40,casual"]),
+    "bad_groups": (BAD_USAGE, ["check", "fwd,bf16,b1h4k3,q20k30,d40"]),
+    "bad_causal": (BAD_USAGE, ["run", "x.safetensors", "--causal=left"]),
+    "bad_window": (BAD_USAGE, ["run", "x.safetensors", "--window", "3"]),
+    "bad_dtype": (BAD_USAGE, ["run", "x.safetensors", "--dtype", "f8"]),
+    "bad_name": (BAD_USAGE, ["run", "x.safetensors", "--name", "query=q"]),
+    "two_files": (BAD_USAGE, ["run", "x.safetensors", "y.safetensors"]),
+    "no_file": (BAD_FILE, ["run", "absent.safetensors"]),
+    "no_problem_file": (BAD_FILE, ["check", "-f", "absent.txt"]),
+    "odd_extension": (BAD_FILE, ["run", "x.pt"]),
+    "odd_output": (BAD_USAGE, ["run", DATA / "minilm_l4_d384.safetensors", "-o", "x.txt"]),
+    "check_forward": (DONE, ["check", SMALL]),
+    "check_backward": (DONE, ["check", SMALL_BWD, "--dlse", "--threads", "1"]),
+    "check_rows": (DONE, ["check", SMALL_BWD, SMALL, "--rows", "5", "--backend", "naive"]),
+    "explain": (DONE, ["explain", "fwd,bf16,b1h32k4,q4096k4096,d512,causal"]),
+    "explain_naive": (DONE, ["explain", "bwd,f16,b1h8,q64k64,d96v64", "--backend", "naive"]),
+    "run_expect": (DONE, ["run", DATA / "minilm_l4_d384.safetensors", "--causal", "--expect",
+                          DATA / "minilm_l4_d384_expected.safetensors", "--expect-suffix", "_causal"]),
+    "run_mismatch": (CHECK_FAILED, ["run", DATA / "minilm_l4_d384.safetensors", "--expect",
+                                    DATA / "minilm_l4_d384_expected.safetensors", "--expect-suffix",
+                                    "_causal"]),
+}
+
+
+class Golden(unittest.TestCase):
+    maxDiff = None
+
+    def test_output(self):
+        for name, (code, args) in GOLDENS.items():
+            with self.subTest(name):
+                result = ffpa(*args)
+                shown = [str(a).replace(f"{ROOT}/", "") for a in args]
+                text = masked(f"$ ffpa {' '.join(shown)}\n{result.stdout}{result.stderr}exit "
+                              f"{result.returncode}\n").replace(f"{ROOT}/", "")
+                file = GOLDEN / f"{name}.txt"
+                if WRITE:
+                    GOLDEN.mkdir(parents=True, exist_ok=True)
+                    file.write_text(text)
+                self.assertEqual(result.returncode, code, result.stderr)
+                self.assertEqual(text, file.read_text())
+
+    def test_no_stale_files(self):
+        self.assertEqual({f.stem for f in GOLDEN.iterdir()}, set(GOLDENS))
+
+    def test_lines_fit_a_terminal(self):
+        for name in ("help", "help_run", "help_check", "help_bench", "help_explain", "help_problem"):
+            self.assertLessEqual(max(map(len, ffpa(*GOLDENS[name][1]).stdout.splitlines())), 96)
+
+
+# ---- files ----
+
+ITEM = {"F32": "f", "F64": "d", "F16": "e", "I32": "i", "I64": "q", "BOOL": "?"}
+
+
+def entry(dtype, shape, begin, end):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def safetensors(tensors, pad=0):
+    """Bytes of a file with these (dtype, shape, values); `pad` spaces misalign the data."""
+    header, data = {}, b""
+    for name, (dtype, shape, values) in tensors.items():
+        part = values if isinstance(values, bytes) else struct.pack(f"<{len(values)}{ITEM[dtype]}", *values)
+        header[name] = entry(dtype, shape, len(data), len(data) + len(part))
+        data += part
+    return with_header(json.dumps(header).encode() + b" " * pad, data)
+
+
+def with_header(header, data, length=None):
+    return struct.pack("<Q", len(header) if length is None else length) + header + data
+
+
+def read_safetensors(path):
+    raw = pathlib.Path(path).read_bytes()
+    n, = struct.unpack("<Q", raw[:8])
+    assert n % 8 == 0
+    out, covered = {}, 0
+    for name, t in json.loads(raw[8:8 + n]).items():
+        begin, end = t["data_offsets"]
+        covered += end - begin
+        part = raw[8 + n + begin:8 + n + end]
+        if t["dtype"] == "BF16":
+            values = [struct.unpack("<f", b"\0\0" + part[i:i + 2])[0] for i in range(0, len(part), 2)]
+        else:
+            code = ITEM[t["dtype"]]
+            values = list(struct.unpack(f"<{len(part) // struct.calcsize(code)}{code}", part))
+        out[name] = (t["dtype"], t["shape"], values)
+    assert covered == len(raw) - 8 - n
+    return out
+
+
+def npy(shape, values, descr="<f4", order=False, version=1, header=None):
+    if header is None:
+        header = f"{{'descr': '{descr}', 'fortran_order': {order}, 'shape': {tuple(shape)!r}, }}\n"
+    code = {"<f4": "f", "<f2": "e", "<f8": "d", "|b1": "?"}.get(descr, "f")
+    head = header.encode()
+    return (b"\x93NUMPY" + bytes([version, 0]) + struct.pack("<H" if version == 1 else "<I", len(head)) +
+            head + struct.pack(f"<{len(values)}{code}", *values))
+
+
+def read_npy(path):
+    raw = pathlib.Path(path).read_bytes()
+    assert raw[:8] == b"\x93NUMPY\x01\x00"
+    n, = struct.unpack("<H", raw[8:10])
+    assert (10 + n) % 64 == 0
+    header = eval(raw[10:10 + n], {})  # noqa: S307 - our own output
+    code = {"<f4": "f", "<f2": "e", "<f8": "d"}[header["descr"]]
+    values = struct.unpack(f"<{math.prod(header['shape'])}{code}", raw[10 + n:])
+    return header["shape"], list(values)
+
+
+def wave(n, step=0.7):
+    return [math.sin(step * i + 0.3 * step) for i in range(n)]
+
+
+def attention(q, k, v, scale, keep=lambda i, j: True):
+    """The definition, on lists of rows."""
+    o, lse = [], []
+    for i, row in enumerate(q):
+        s = {j: scale * sum(a * b for a, b in zip(row, key)) for j, key in enumerate(k) if keep(i, j)}
+        lse.append(math.log(sum(map(math.exp, s.values()))) if s else -math.inf)
+        o.append([sum(math.exp(x - lse[i]) * v[j][d] for j, x in s.items()) for d in range(len(v[0]))])
+    return o, lse
+
+
+def rows(values, width):
+    return [values[i:i + width] for i in range(0, len(values), width)]
+
+
+def flat(nested):
+    return [x for row in nested for x in row]
+
+
+class Folder(unittest.TestCase):
+    def setUp(self):
+        self.temporary = tempfile.TemporaryDirectory()
+        self.folder = pathlib.Path(self.temporary.name)
+        self.addCleanup(self.temporary.cleanup)
+
+    def put(self, name, data):
+        path = self.folder / name
+        path.write_bytes(data)
+        return path
+
+    def assertClose(self, got, wanted, tolerance):
+        self.assertEqual(len(got), len(wanted))
+        for x, y in zip(got, wanted):
+            self.assertTrue(x == y or abs(x - y) <= tolerance, f"{x} is not {y}")
+
+
+GOOD = {name: ("F32", [1, 1, 3, 2], wave(6)) for name in "qkv"}
+
+
+class BadFiles(Folder):
+    def refused(self, data, words, name="bad.safetensors", args=()):
+        path = self.put(name, data)
+        result = ffpa("run", path, *args, "-o", self.folder / "out.safetensors")
+        self.assertEqual(result.returncode, BAD_FILE, f"{words}: {result.stdout}{result.stderr}")
+        self.assertIn(f"{path}", result.stderr)
+        self.assertIn(words, result.stderr)
+        self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
+        self.assertEqual(result.stdout, "")
+        self.assertEqual(os.listdir(self.folder), [name] if not args else sorted(os.listdir(self.folder)))
+        path.unlink()
+
+    def refused_header(self, header, data, words, **options):
+        text = header if isinstance(header, bytes) else json.dumps(header).encode()
+        self.refused(with_header(text, data, **options), words)
+
+    def test_truncated_anywhere(self):
+        whole = safetensors(GOOD)
+        for n in [0, 1, 7, 8, 9, 60, len(whole) // 2, len(whole) - 1]:
+            self.refused(whole[:n], ":")
+
+    def test_lying_headers(self):
+        q = entry("F32", [2], 0, 8)
+        self.refused_header({"q": q}, bytes(8), "it says its header has", length=1 << 40)
+        self.refused_header({"q": q}, bytes(8), "it says its header has", length=2**64 - 1)
+        self.refused_header(b"[1]", b"", "not a JSON object")
+        self.refused_header(b'{"q": ', b"", "not a JSON object")
+        self.refused_header(b"{} x", b"", "goes on after")
+        self.refused_header({"q": 3}, b"", "'q' is not an object")
+        self.refused_header({"q": {"shape": [1], "data_offsets": [0, 4]}}, bytes(4), "'q' has no dtype")
+        self.refused_header({"q": {"dtype": "F32", "data_offsets": [0, 4]}}, bytes(4), "'q' has no shape")
+        self.refused_header({"q": {"dtype": "F32", "shape": [1]}}, bytes(4), "'q': data_offsets")
+        self.refused_header({"q": entry("F31", [2], 0, 8)}, bytes(8), "unknown dtype 'F31'")
+        self.refused_header({"q": entry("F32", [3], 0, 8)}, bytes(8), "take 12 bytes, data_offsets hold 8")
+        self.refused_header({"q": entry("F32", [2], 0, 80)}, bytes(8), "leave the file's 8 bytes")
+        self.refused_header({"q": entry("F32", [2], 8, 0)}, bytes(8), "leave the file's 8 bytes")
+        self.refused_header({"q": entry("F32", [2], -8, 0)}, bytes(8), "not two whole numbers")
+        self.refused_header({"q": entry("F32", [-2], 0, 8)}, bytes(8), "shape[0] is not a whole number")
+        self.refused_header({"q": entry("F32", [0.5], 0, 8)}, bytes(8), "shape[0] is not a whole number")
+        self.refused_header({"q": entry("F32", [2**40, 2**40], 0, 8)}, bytes(8), "shape overflows")
+        self.refused_header({"q": entry("F32", [2**52, 2**52, 0], 0, 0)}, b"", "shape overflows")
+        self.refused_header({"q": entry("F32", [1] * 9, 0, 4)}, bytes(4), "more than 8 dimensions")
+
+    def test_tensors_that_do_not_belong_together(self):
+        self.refused_header({"q": entry("F32", [2], 0, 8), "k": entry("F32", [2], 4, 12)}, bytes(12),
+                            "'k' overlaps tensor 'q'")
+        self.refused_header({"q": entry("F32", [1], 0, 4), "k": entry("F32", [1], 8, 12)}, bytes(12),
+                            "a hole of 4 bytes before tensor 'k'")
+        self.refused_header({"q": entry("F32", [1], 0, 4)}, bytes(9), "5 bytes follow")
+        one = json.dumps(entry("F32", [1], 0, 4))
+        two = json.dumps(entry("F32", [1], 4, 8))
+        self.refused_header(f'{{"q": {one}, "q": {two}}}'.encode(), bytes(8), "'q' appears twice")
+
+    def test_tensors_that_attention_cannot_take(self):
+        self.refused(safetensors({n: GOOD[n] for n in "qk"}), "no tensor 'v'")
+        self.refused(safetensors(dict(GOOD, k=("U8", [1, 1, 3, 2], bytes(6)))), "tensor 'k' has dtype U8")
+        self.refused(safetensors(dict(GOOD, k=("F32", [6], wave(6)))), "tensor 'k' has rank 1")
+        self.refused(safetensors(dict(GOOD, k=("F32", [1] * 5, [1.0]))), "tensor 'k' has rank 5")
+        self.refused(safetensors(dict(GOOD, sink=("F32", [1, 1, 1], [1.0]))), "tensor 'sink' has rank 3")
+
+    def test_shapes_that_the_library_refuses(self):
+        path = self.put("x.safetensors", safetensors(dict(GOOD, k=("F32", [1, 1, 3, 1], wave(3)))))
+        result = ffpa("run", path, "-o", self.folder / "out.safetensors")
+        self.assertEqual(result.returncode, LIB_FAILED)
+        self.assertIn("k.shape[3]=1", result.stderr)
+        self.assertEqual(os.listdir(self.folder), ["x.safetensors"])
+
+    def test_npy(self):
+        good = self.put("good.npy", npy([3, 2], wave(6)))
+        whole = npy([3, 2], wave(6))
+
+        def header(text, data=24):
+            return npy([], [0.0] * (data // 4), header=text)
+        cases = [(whole[:n], ":") for n in (0, 5, 9, 11, 40, len(whole) - 1)] + [
+            (whole + b"x", "shape and descr take 24 bytes, the file holds 25"),
+            (npy([3, 2], wave(6), version=9), "version 9"),
+            (npy([3, 2], wave(6), descr=">f4"), "'>f4' is none of"),
+            (npy([3, 2], wave(6), descr="<V2"), "--dtype bf16"),
+            (header("{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (3, 2), }"), "not a plain type"),
+            (header("{'descr': '<f4', 'fortran_order': False, 'shape': (-3, 2), }"), "shape[0] is not"),
+            (header("{'descr': '<f4', 'fortran_order': False, 'shape': 6, }"), "not a tuple"),
+            (header("{'descr': '<f4', 'fortran_order': Maybe, 'shape': (3, 2), }"), "neither True nor False"),
+            (header("{'descr': '<f4', 'shape': (3, 2), }"), "lacks one of"),
+            (header("{'shape': (3, 2), 'shape': (3, 2), }"), "a second key 'shape'"),
+            (header("{'color': 3, }"), "an unknown key 'color'"),
+            (header(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({2**62}, 4), }}"), "shape overflows"),
+            (header(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({2**70}, 4), }}"), "shape[0] is not"),
+            (header("{'descr': '<f4', 'fortran_order': False, 'shape': (4, 2), }"), "take 32 bytes"),
+        ]
+        for data, words in cases:
+            self.refused(data, words, name="bad.npy", args=[good, good])
+
+
+class Outputs(Folder):
+    def test_safetensors(self):
+        path = self.put("x.safetensors", safetensors(GOOD))
+        out = self.folder / "out.safetensors"
+        out.write_text("old")
+        result = ffpa("run", path, "--lse", "--grad", "-o", out)
+        self.assertEqual(result.returncode, DONE, result.stderr)
+        self.assertEqual(sorted(os.listdir(self.folder)), ["out.safetensors", "x.safetensors"])
+        written = read_safetensors(out)
+        self.assertEqual(list(written), ["o", "lse", "dq", "dk", "dv"])
+        self.assertEqual(written["o"][:2], ("F32", [1, 1, 3, 2]))
+        self.assertEqual(written["lse"][:2], ("F32", [1, 1, 3]))
+
+    def test_failure_leaves_the_old_file(self):
+        q = ("F32", [1, 1, 500, 2], wave(1000))
+        path = self.put("x.safetensors", safetensors({"q": q, "k": GOOD["k"], "v": GOOD["v"]}))
+        for target in ("out.safetensors", "o.npy"):
+            out = self.put(target, b"old")
+
+            def limit():
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+            result = ffpa("run", path, "-o", out, preexec_fn=limit)
+            self.assertEqual(result.returncode, BAD_FILE, result.stderr)
+            self.assertIn("cannot write it", result.stderr)
+            self.assertEqual(out.read_bytes(), b"old")
+            out.unlink()
+            self.assertEqual(os.listdir(self.folder), ["x.safetensors"])
+
+    def test_places_that_cannot_hold_it(self):
+        path = self.put("x.safetensors", safetensors(GOOD))
+        for out, words in [(self.folder / "absent" / "o.safetensors", "cannot create"),
+                           (f"{self.folder}/absent/", "cannot create")]:
+            result = ffpa("run", path, "-o", out)
+            self.assertEqual(result.returncode, BAD_FILE, result.stderr)
+            self.assertIn(words, result.stderr)
+        os.mkfifo(self.folder / "pipe.npy")
+        result = ffpa("run", path, "-o", self.folder / "pipe.npy")
+        self.assertEqual(result.returncode, BAD_FILE)
+        self.assertIn("not a regular file", result.stderr)
+        result = ffpa("run", path, "--lse", "-o", self.folder / "o.npy")
+        self.assertEqual(result.returncode, BAD_USAGE)
+        self.assertEqual(sorted(os.listdir(self.folder)), ["pipe.npy", "x.safetensors"])
+
+    def test_folder_of_npy(self):
+        path = self.put("x.safetensors", safetensors(GOOD))
+        (self.folder / "out").mkdir()
+        result = ffpa("run", path, "--grad", "--lse", "--dtype", "bf16", "-o", self.folder / "out")
+        self.assertEqual(result.returncode, DONE, result.stderr)
+        self.assertEqual(sorted(os.listdir(self.folder / "out")),
+                         ["dk.npy", "dq.npy", "dv.npy", "lse.npy", "o.npy"])
+        shape, values = read_npy(self.folder / "out/o.npy")
+        self.assertEqual(shape, (1, 1, 3, 2))
+        for x in values:  # bf16 values, written as f32
+            self.assertEqual(struct.pack("<f", x)[:2], b"\0\0")
+
+
+class Results(Folder):
+    """What comes out is attention: against the definition, in plain Python."""
+
+    def run_tensors(self, tensors, *args, pad=0, names=("o",)):
+        path = self.put("in.safetensors", safetensors(tensors, pad))
+        out = self.folder / "out.safetensors"
+        result = ffpa("run", path, *args, "-o", out)
+        self.assertEqual(result.returncode, DONE, result.stderr)
+        written = read_safetensors(out)
+        return [written[name] for name in names]
+
+    def test_definition_at_every_alignment(self):
+        q, k, v = wave(12), wave(20, 1.1), wave(15, 0.4)
+        tensors = {"q": ("F32", [3, 4], q), "k": ("F32", [5, 4], k), "v": ("F32", [5, 3], v)}
+        o, lse = attention(rows(q, 4), rows(k, 4), rows(v, 3), 0.5, lambda i, j: j <= i + 2)
+        for pad in range(5):
+            got_o, got_lse = self.run_tensors(tensors, "--causal", "--lse", pad=pad, names=("o", "lse"))
+            self.assertEqual((got_o[1], got_lse[1]), ([3, 3], [3]))
+            self.assertClose(got_o[2], flat(o), 1e-6)
+            self.assertClose(got_lse[2], lse, 1e-6)
+
+    def test_options(self):
+        q, k, v = wave(8), wave(8, 1.1), wave(8, 0.4)
+        tensors = {"q": ("F32", [4, 2], q), "k": ("F32", [4, 2], k), "v": ("F32", [4, 2], v)}
+        for args, scale, keep in [(["--causal=tl"], 0.5**0.5, lambda i, j: j <= i),
+                                  (["--scale", "0"], 0, lambda i, j: True),
+                                  (["--scale", "1.5", "--window", "1:-1"], 1.5, lambda i, j: j >= i - 1)]:
+            o, _ = attention(rows(q, 2), rows(k, 2), rows(v, 2), scale, keep)
+            self.assertClose(self.run_tensors(tensors, *args)[0][2], flat(o), 1e-6)
+
+    def test_mask_sink_and_names(self):
+        v = wave(6, 0.4)
+        tensors = {"my.q": ("F32", [1, 1, 2, 2], [0.0] * 4), "k": ("F32", [1, 1, 3, 2], wave(6)),
+                   "v": ("F32", [1, 1, 3, 2], v), "mask": ("BOOL", [2, 3], [True, False, True] + [False] * 3),
+                   "sink": ("F32", [1], [math.log(2.0)])}
+        o, lse = self.run_tensors(tensors, "--name", "q=my.q", "--lse", names=("o", "lse"))
+        self.assertClose(o[2], [(v[0] + v[4]) / 4, (v[1] + v[5]) / 4, 0, 0], 1e-6)
+        self.assertClose(lse[2], [math.log(4), math.log(2)], 1e-6)
+
+    def test_empty_row(self):
+        tensors = dict(GOOD, mask=("BOOL", [1, 1, 1, 3], [False] * 3))
+        o, lse = self.run_tensors(tensors, "--lse", names=("o", "lse"))
+        self.assertEqual(o[2], [0.0] * 6)
+        self.assertEqual(lse[2], [-math.inf] * 3)
+
+    def test_gradients(self):
+        tensors = dict(GOOD, q=("F32", [1, 1, 3, 2], [0.0] * 6))
+        dv, dk = self.run_tensors(tensors, "--grad", names=("dv", "dk"))
+        self.assertClose(dv[2], [1.0] * 6, 1e-6)  # P = 1/3 everywhere, three rows of ones
+        self.assertEqual(dk[2], [0.0] * 6)        # q is zero
+        dout = ("F32", [1, 1, 3, 2], [3.0, 0.0] * 3)
+        self.assertClose(self.run_tensors(dict(tensors, dout=dout), "--grad", names=("dv",))[0][2],
+                         [3.0, 0.0] * 3, 1e-6)
+
+    def test_layout(self):
+        n, h, d = 3, 2, 2
+        data = {name: wave(n * h * d, step) for name, step in (("q", 0.7), ("k", 1.1), ("v", 0.4))}
+
+        def swapped(x):
+            return [x[(i * h + g) * d + c] for g in range(h) for i in range(n) for c in range(d)]
+        bhnd = self.run_tensors({m: ("F32", [1, h, n, d], swapped(x)) for m, x in data.items()})[0]
+        for shape in ([1, n, h, d], [n, h, d]):
+            bnhd = self.run_tensors({m: ("F32", shape, x) for m, x in data.items()}, "--layout", "bnhd")[0]
+            self.assertEqual(bnhd[1], shape)
+            self.assertEqual(swapped(bnhd[2]), bhnd[2])
+
+    def test_npy_orders_types_and_versions(self):
+        x = {name: wave(6, step) for name, step in (("q", 0.7), ("k", 1.1), ("v", 0.4))}
+        o, _ = attention(*(rows(x[n], 2) for n in "qkv"), 0.5**0.5)
+        for version, order, descr, tolerance in [(1, False, "<f4", 1e-6), (2, True, "<f4", 1e-6),
+                                                 (3, True, "<f8", 1e-6), (1, False, "<f2", 2e-3)]:
+            def stored(values):
+                return [values[r * 2 + c] for c in range(2) for r in range(3)] if order else values
+            paths = [self.put(f"{n}.npy", npy([3, 2], stored(x[n]), descr, order, version)) for n in "qkv"]
+            result = ffpa("run", *paths, *(["--dtype", "f32"] if descr == "<f8" else []), "-o",
+                          self.folder / "o.npy")
+            self.assertEqual(result.returncode, DONE, result.stderr)
+            shape, values = read_npy(self.folder / "o.npy")
+            self.assertEqual(shape, (3, 2))
+            self.assertClose(values, flat(o), tolerance)
+
+    def test_expect_by_tolerance(self):
+        data = DATA / "minilm_l4_d384.safetensors"
+        expected = DATA / "minilm_l4_d384_expected.safetensors"
+        self.assertEqual(ffpa("run", data, "--expect", expected).returncode, DONE)
+        result = ffpa("run", data, "--expect", expected, "--tolerance", "1e-9")
+        self.assertEqual(result.returncode, CHECK_FAILED)
+        self.assertIn("FAIL", result.stdout)
+        result = ffpa("run", data, "--expect", expected, "--expect-suffix", "_no")
+        self.assertEqual(result.returncode, BAD_FILE)
+
+    def test_problem_file(self):
+        path = self.put("problems.txt", f"# two\n{SMALL}\n\n  {SMALL_BWD}  # the second\r\n".encode())
+        result = ffpa("check", "-f", path)
+        self.assertEqual(result.returncode, DONE, result.stderr)
+        self.assertIn("2 of 2 problems passed", result.stdout)
+        path = self.put("problems.txt", f"{SMALL}\nnonsense\n".encode())
+        result = ffpa("check", "-f", path)
+        self.assertEqual(result.returncode, BAD_FILE)
+        self.assertIn("problems.txt:2: ", result.stderr)
+
+
+# ---- JSON ----
+
+class Json(Folder):
+    def document(self, code, *args):
+        result = ffpa(*args, "--json")
+        self.assertEqual(result.returncode, code, result.stderr)
+        document = json.loads(result.stdout)
+        self.assertEqual((document["command"], document["exit"]), (args[0], code))
+        self.assertEqual("error" in document, code in (BAD_USAGE, BAD_FILE, LIB_FAILED))
+        return document
+
+    def test_every_command(self):
+        self.assertTrue(self.document(DONE, "info")["backends"]["reference"])
+        checked = self.document(DONE, "check", SMALL, SMALL_BWD)["results"]
+        self.assertEqual([r["pass"] for r in checked], [True, True])
+        self.assertEqual([o["name"] for o in checked[1]["outputs"]],
+                         ["o", "lse", "dq", "dk", "dv", "dmask", "dsink"])
+        for output in checked[1]["outputs"]:
+            self.assertLessEqual(output["max_error"], output["bound"])
+        bench = self.document(DONE, "bench", SMALL, "fwd,f32,b1h2,q1k64,d32", "--seconds", "0")
+        self.assertGreaterEqual(bench["results"][0]["runs"], 5)
+        self.assertGreater(bench["results"][0]["median_seconds"], 0)
+        self.assertIn("share_of_copy", bench["results"][1])
+        explained = self.document(DONE, "explain", "fwd,bf16,b1h32k4,q4096k4096,d512,causal")["results"][0]
+        self.assertEqual(explained["flop"], 2 * 32 * (4096 * 4097 / 2) * 1024)
+        run = self.document(DONE, "run", DATA / "minilm_l4_d384.safetensors", "--expect",
+                            DATA / "minilm_l4_d384_expected.safetensors")
+        self.assertEqual([c["pass"] for c in run["compared"]], [True, True])
+
+    def test_failures(self):
+        self.document(BAD_USAGE, "check", "nonsense")
+        self.document(BAD_FILE, "run", "absent.safetensors")
+        self.document(LIB_FAILED, "explain", SMALL, "--backend", "abacus")
+        self.document(CHECK_FAILED, "run", DATA / "minilm_l4_d384.safetensors", "--expect",
+                      DATA / "minilm_l4_d384_expected.safetensors", "--tolerance", "1e-9")
+
+    def test_problems_round_trip(self):
+        for text in [SMALL, SMALL_BWD, "fwd,f32,b1h1,q1k1,d1,softcap2.5,win-1:3,alibi,dropout0.25,seed9",
+                     "fwd,bf16,b2h4k2,q3k50,d64,varlen=50+17,page16", "bwd,f16,b1h1,q5k5,d8v4,bnhd,scale0"]:
+            once = self.document(DONE, "explain", text)["results"][0]["problem"]
+            again = self.document(DONE, "explain", once)["results"][0]["problem"]
+            self.assertEqual(once, again)
+            self.assertEqual(sorted(once.split(",")), sorted(text.split(",")))
+
+
+if __name__ == "__main__":
+    arguments = sys.argv[1:]
+    WRITE = "--write" in arguments
+    PROGRAM, *groups = [a for a in arguments if a != "--write"]
+    PROGRAM = str(pathlib.Path(PROGRAM).resolve())
+    unittest.main(argv=["cli_tests.py", *groups])
