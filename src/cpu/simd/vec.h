@@ -31,6 +31,7 @@ enum { NR = 2 * VL }; /* columns of a register tile, two vectors */
 
 typedef float vf __attribute__((vector_size(4 * VL)));
 typedef int32_t vi __attribute__((vector_size(4 * VL)));
+typedef uint32_t vu __attribute__((vector_size(4 * VL)));
 typedef float vf_unaligned __attribute__((vector_size(4 * VL), aligned(4), may_alias));
 typedef int32_t vi_unaligned __attribute__((vector_size(4 * VL), aligned(4), may_alias));
 
@@ -49,6 +50,7 @@ INLINE void vstore(float *p, vf v) { *(vf_unaligned *)p = v; }
 INLINE vf vset(float x) { return x - (vf){0}; }
 INLINE vf vzero(void) { return (vf){0}; }
 INLINE vi viset(int32_t x) { return x - (vi){0}; }
+INLINE vu vuset(uint32_t x) { return x - (vu){0}; }
 INLINE vf vfma(vf a, vf b, vf c) { return a * b + c; } /* contracted: -ffp-contract=fast */
 INLINE vf vbits(vi x) { return (vf)x; }
 INLINE vi vint(vf x) { return (vi)x; }
@@ -114,6 +116,26 @@ INLINE int vany(vi mask)
 #endif
 }
 
+/* Low halves of a * b, and the high halves. */
+INLINE vu vmul_wide(vu a, uint32_t b, vu *high)
+{
+#if defined(__AVX512F__)
+    const __m512i x = (__m512i)a, y = _mm512_set1_epi32((int32_t)b);
+    const __m512i even = _mm512_mul_epu32(x, y),
+                  odd = _mm512_mul_epu32(_mm512_srli_epi64(x, 32), y);
+    *high = (vu)_mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd);
+#elif defined(__AVX2__)
+    const __m256i x = (__m256i)a, y = _mm256_set1_epi32((int32_t)b);
+    const __m256i even = _mm256_mul_epu32(x, y),
+                  odd = _mm256_mul_epu32(_mm256_srli_epi64(x, 32), y);
+    *high = (vu)_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+#else
+    for (int i = 0; i < VL; i++)
+        (*high)[i] = (uint32_t)((uint64_t)a[i] * b >> 32);
+#endif
+    return a * vuset(b);
+}
+
 /* Nearest integer of lanes within +-2^22, as a float: adding 1.5 * 2^23 rounds to units. */
 INLINE vf vround(vf x)
 {
@@ -142,6 +164,107 @@ INLINE vf vexp(vf x)
     p = p * vbits((half + 127) << 23) * vbits((e - half + 127) << 23);
     p = vselect(below, vzero(), p);
     return vselect(above, vset(__builtin_inff()), p);
+}
+
+/* Lane-wise tanh: an odd polynomial near 0, where the quotient would cancel. */
+INLINE vf vtanh(vf x)
+{
+    const vf a = vabs(x), x2 = x * x;
+    vf p = vset(-5.70498872745e-3f);
+    p = vfma(p, x2, vset(2.06390887954e-2f));
+    p = vfma(p, x2, vset(-5.37397155531e-2f));
+    p = vfma(p, x2, vset(1.33314422036e-1f));
+    p = vfma(p, x2, vset(-3.33332819422e-1f));
+    const vf near = vfma(p * x2, x, x);
+    const vf e = vexp(a + a);
+    const vf far = vset(1.0f) - vset(2.0f) / (e + vset(1.0f));
+    const vf sign = vbits(vint(x) & viset(INT32_MIN));
+    return vselect(a < vset(0.625f), near, vbits(vint(far) | vint(sign)));
+}
+
+/* ---- 16-bit floats ---- */
+
+INLINE vf vload_bf16(const uint16_t *p)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)p)),
+                                 16);
+#elif defined(__AVX2__)
+    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const void *)p)), 16);
+#else
+    vi v = {0};
+    for (int i = 0; i < VL; i++)
+        v[i] = (int32_t)((uint32_t)p[i] << 16);
+    return vbits(v);
+#endif
+}
+
+INLINE vf vload_f16(const uint16_t *p)
+{
+#if defined(__AVX512F__)
+    return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const void *)p));
+#elif defined(__AVX2__)
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const void *)p));
+#else
+    vi h = {0};
+    for (int i = 0; i < VL; i++)
+        h[i] = p[i];
+    /* exponent and mantissa in f32's place, then 2^112 corrects the bias, subnormals included */
+    const vi sign = (h & viset(0x8000)) << 16, body = (h & viset(0x7fff)) << 13;
+    const vi special = (h & viset(0x7c00)) == viset(0x7c00);
+    const vi value = vint(vbits(body) * vset(0x1p112f));
+    return vbits(sign | vint(vselect(special, vbits(body | viset(0x7f800000)), vbits(value))));
+#endif
+}
+
+/* Round to nearest even, quietly for NaN. */
+INLINE uint16_t bf16_from(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(u >> 16 | 0x40u);
+    return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
+}
+
+INLINE uint16_t f16_from(float x)
+{
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    const uint32_t sign = u >> 16 & 0x8000u;
+    u &= 0x7fffffffu;
+    if (u > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | (u >> 13 & 0x1ffu));
+    if (u >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); /* 65520 rounds up to infinity */
+    if (u < 0x38800000u) { /* subnormal: adding 1/2 rounds to units of 2^-24 */
+        float f;
+        memcpy(&f, &u, sizeof f);
+        f += 0.5f;
+        memcpy(&u, &f, sizeof u);
+        return (uint16_t)(sign | (u - 0x3f000000u));
+    }
+    u += 0xfffu + (u >> 13 & 1u);
+    return (uint16_t)(sign | ((u - 0x38000000u) >> 13));
+}
+
+INLINE float bf16_to(uint16_t h)
+{
+    const uint32_t u = (uint32_t)h << 16;
+    float x;
+    memcpy(&x, &u, sizeof x);
+    return x;
+}
+
+INLINE float f16_to(uint16_t h)
+{
+    const uint32_t body = (uint32_t)(h & 0x7fffu) << 13;
+    float x;
+    memcpy(&x, &body, sizeof x);
+    x *= 0x1p112f;
+    uint32_t u;
+    memcpy(&u, &x, sizeof u);
+    if ((h & 0x7c00u) == 0x7c00u) u = body | 0x7f800000u;
+    u |= (uint32_t)(h & 0x8000u) << 16;
+    memcpy(&x, &u, sizeof x);
+    return x;
 }
 
 #endif

@@ -1,0 +1,228 @@
+/* block.c - online softmax over key tiles with query rows as lanes.
+ *
+ *   S^T[key][row] = K[key][d] Q^T[d][row]      K tile in place, Q^T panel chunk in L1
+ *   m, l per lane; P^T = e^(S^T - m)           vertical over keys: no horizontal reductions
+ *   O^T[dv][row] += V[key][dv] P^T[key][row]   V tile walked along dv, P^T panel in L1
+ *
+ * Why transposed: K and V rows are broadcast operands then, which need no packing, the softmax has a
+ * lane per row, and P^T is already the panel that the second product wants.
+ *
+ * The base m is moved, and O rescaled, only when some lane's maximum passed it by more than SLACK: e^SLACK
+ * is far from overflow, and O / l does not depend on m. */
+#include "cpu/simd/block.h"
+
+#include <math.h>
+
+enum { SLACK = 8 };
+
+tiles tiles_of(const problem *p)
+{
+    tiles t = {.bm = 128, .bn = 96, .d = p->ask.d, .dv = p->ask.dv};
+    t.ld = tile_stride(t.d > t.dv ? t.d : t.dv);
+    t.bias = scores_scratch(&p->ask, t.bm);
+    t.keep = p->dropping ? (size_t)t.bn * NR : 0;
+    return t;
+}
+
+static size_t round_line(size_t floats) { return (floats + 15) / 16 * 16; }
+
+/* Offsets in floats of the parts of a block's scratch; the last one is the end. */
+static void scratch_offsets(const tiles *t, size_t at[7])
+{
+    const size_t size[6] = {(size_t)(t->bm * t->d),
+                            (size_t)(t->bm * t->dv),
+                            (size_t)(t->bn * t->ld),
+                            (size_t)t->bm * (size_t)t->bn,
+                            t->bias,
+                            t->keep};
+    at[0] = 0;
+    for (int i = 0; i < 6; i++)
+        at[i + 1] = at[i] + round_line(size[i]);
+}
+
+size_t block_scratch_bytes(const tiles *t)
+{
+    size_t at[7];
+    scratch_offsets(t, at);
+    return at[6] * sizeof(float);
+}
+
+block_scratch block_scratch_at(const tiles *t, void *memory)
+{
+    size_t at[7];
+    float *p = memory;
+    scratch_offsets(t, at);
+    return (block_scratch){p + at[0], p + at[1], p + at[2], p + at[3], p + at[4], p + at[5]};
+}
+
+/* S^T of all panels: depth in chunks, so that a chunk of a Q^T panel stays in L1 over all keys. */
+static void scores_product(const block_state *st, const tiles *t, const block_scratch *w,
+                           ptrdiff_t n)
+{
+    ptrdiff_t d0 = 0;
+    do {
+        const ptrdiff_t depth = t->d - d0 < TILE_DEPTH ? t->d - d0 : TILE_DEPTH;
+        for (int p = 0; p < st->rb.lanes; p += NR)
+            tile_mul(n, NR, depth, (tile_a){w->kv + d0, t->ld, 1},
+                     (tile_b){w->q + p * t->d + d0 * NR, NR},
+                     (tile_c){w->s + (ptrdiff_t)p * t->bn, NR, d0 > 0});
+        d0 += depth;
+    } while (d0 < t->d);
+}
+
+/* O^T of all panels += the V tile; columns in chunks, so that a chunk stays in L2 over all panels. */
+static void values_product(const block_state *st, const tiles *t, const block_scratch *w,
+                           ptrdiff_t n)
+{
+    for (ptrdiff_t d0 = 0; d0 < t->dv; d0 += TILE_DEPTH) {
+        const ptrdiff_t columns = t->dv - d0 < TILE_DEPTH ? t->dv - d0 : TILE_DEPTH;
+        for (int p = 0; p < st->rb.lanes; p += NR)
+            tile_mul(columns, NR, n, (tile_a){w->kv + d0, 1, t->ld},
+                     (tile_b){w->s + (ptrdiff_t)p * t->bn, NR},
+                     (tile_c){w->o + p * t->dv + d0 * NR, NR, !st->fresh});
+    }
+}
+
+/* Move the base of one vector of lanes to `top` where that is higher, and o and l with it. */
+static void move_base(float *m, float *l, float *o, ptrdiff_t dv, vf top)
+{
+    const vf base = vload(m), next = vmax(top, base);
+    const vf alpha =
+        vselect(base == next, vset(1.0f), vexp(base - next)); /* -inf - -inf is NaN */
+    vstore(m, next);
+    vstore(l, vload(l) * alpha);
+    for (ptrdiff_t d = 0; d < dv; d++)
+        vstore(o + d * NR, vload(o + d * NR) * alpha);
+}
+
+/* Scores of one panel become weights; m, l and o follow. */
+static void softmax_panel(block_state *st, const tiles *t, int p, float *s, float *o)
+{
+    const ptrdiff_t n = st->sc.n;
+    float *m = st->m + p, *l = st->l + p;
+    vf top[2] = {vset(-INFINITY), vset(-INFINITY)};
+    for (ptrdiff_t j = 0; j < n;
+         j++) /* NaN scores leave `top` alone and come through exp below */
+        for (int h = 0; h < 2; h++)
+            top[h] = vmax(vload(s + j * NR + h * VL), top[h]);
+    for (int h = 0; h < 2; h++)
+        if (vany(top[h] > vload(m + h * VL) + vset(SLACK)))
+            move_base(m + h * VL, l + h * VL, o + h * VL, st->fresh ? 0 : t->dv, top[h]);
+    vf base[2], sum[2] = {vzero(), vzero()};
+    for (int h = 0; h < 2; h++) { /* a lane that has seen no key: all its scores are -inf */
+        const vf b = vload(m + h * VL);
+        base[h] = vselect(b == vset(-INFINITY), vzero(), b);
+    }
+    for (ptrdiff_t j = 0; j < n; j++)
+        for (int h = 0; h < 2; h++) {
+            const vf e = vexp(vload(s + j * NR + h * VL) - base[h]);
+            sum[h] += e;
+            vstore(s + j * NR + h * VL, e);
+        }
+    for (int h = 0; h < 2; h++)
+        vstore(l + h * VL, vload(l + h * VL) + sum[h]);
+}
+
+static void drop_weights(const block_state *st, const block_scratch *w, int p, float *s)
+{
+    scores_keep(&st->sc, p, w->keep);
+    for (ptrdiff_t i = 0; i < st->sc.n * NR; i += VL)
+        vstore(s + i, vload(s + i) * vload(w->keep + i));
+}
+
+static bool row_finite(const float *x, ptrdiff_t n)
+{
+    const vf limit = vset(INFINITY);
+    vi bad = viset(0);
+    ptrdiff_t i = 0;
+    for (; i + VL <= n; i += VL)
+        bad |= ~(vabs(vload(x + i)) < limit);
+    bool finite = !vany(bad);
+    for (; i < n; i++)
+        finite = finite && fabsf(x[i]) < INFINITY;
+    return finite;
+}
+
+/* A masked tile whose V holds NaN or infinity: 0 * NaN must not reach the rows that may not see that
+ * key. Such rows of V are taken out of the tile and marked; returns how many there are. */
+static int take_odd_values(const tiles *t, const block_scratch *w, ptrdiff_t n,
+                           int16_t odd[MAX_KEYS])
+{
+    int count = 0;
+    for (ptrdiff_t j = 0; j < n; j++) {
+        float *row = w->kv + j * t->ld;
+        if (row_finite(row, t->dv)) continue;
+        odd[count++] = (int16_t)j;
+        memset(row, 0, (size_t)t->dv * sizeof *row);
+    }
+    return count;
+}
+
+/* Add key `j`, taken out above, to the rows that may see it. The tile row j serves as its buffer. */
+static void add_odd_value(const block_state *st, const tiles *t, const block_scratch *w,
+                          ptrdiff_t j)
+{
+    float *v = w->kv + j * t->ld;
+    rows_load_keys(v, t->ld, &st->rb, &st->rb.c->f.v, st->sc.j0 + j, 1);
+    for (int p = 0; p < st->rb.lanes; p += VL) {
+        const int panel = p / NR * NR, half = p % NR;
+        const vi seen = scores_allowed(&st->sc, p, j);
+        const vf weight = vload(w->s + (ptrdiff_t)panel * t->bn + j * NR + half);
+        float *o = w->o + panel * t->dv + half;
+        for (ptrdiff_t d = 0; d < t->dv; d++)
+            vstore(o + d * NR, vload(o + d * NR) + vselect(seen, weight * vset(v[d]), vzero()));
+    }
+}
+
+static void tile_run(block_state *st, const tiles *t, const block_scratch *w, tile_kind kind)
+{
+    const call *c = st->rb.c;
+    const ptrdiff_t n = st->sc.n;
+    int16_t odd[MAX_KEYS];
+    rows_load_keys(w->kv, t->ld, &st->rb, &c->f.k, st->sc.j0, n);
+    scores_product(st, t, w, n);
+    for (int p = 0; p < st->rb.lanes; p += NR) {
+        float *s = w->s + (ptrdiff_t)p * t->bn;
+        if (kind != TILE_PLAIN) scores_apply(&st->sc, p, s, NULL);
+        softmax_panel(st, t, p, s, w->o + p * t->dv);
+        if (st->sc.dropout) drop_weights(st, w, p, s);
+    }
+    rows_load_keys(w->kv, t->ld, &st->rb, &c->f.v, st->sc.j0, n);
+    const int odds = kind == TILE_MASKED ? take_odd_values(t, w, n, odd) : 0;
+    values_product(st, t, w, n);
+    st->fresh = false;
+    for (int i = 0; i < odds; i++)
+        add_odd_value(st, t, w, odd[i]);
+}
+
+void block_run(block_state *st, const tiles *t, const block_scratch *w, int64_t first,
+               int64_t last)
+{
+    for (int r = 0; r < st->rb.lanes; r++)
+        st->m[r] = -INFINITY, st->l[r] = 0;
+    st->fresh = true;
+    if (first < st->rb.first) first = st->rb.first;
+    if (last > st->rb.last) last = st->rb.last;
+    if (first >= last) return;
+    scores_begin(&st->sc, &st->rb, w->bias);
+    rows_to_panels(w->q, &st->rb, &st->rb.c->f.q, st->sc.qk_factor);
+    for (int64_t j0 = first / t->bn * t->bn; j0 < last; j0 += t->bn) {
+        const int64_t from = j0 < first ? first : j0,
+                      to = j0 + t->bn < last ? j0 + t->bn : last;
+        const tile_kind kind = scores_tile(&st->sc, from, to - from);
+        if (kind != TILE_EMPTY) tile_run(st, t, w, kind);
+    }
+}
+
+float block_finish(float m, float l, const float *sink, float *lse)
+{
+    float factor = 1.0f;
+    if (sink) { /* one more key of weight e^sink, whose value is 0 */
+        const float top = *sink > m ? *sink : m;
+        factor = m == top ? 1.0f : expf(m - top);
+        l = l * factor + (top == -INFINITY ? 0.0f : expf(*sink - top));
+        m = top;
+    }
+    *lse = l == 0.0f ? -INFINITY : m + logf(l);
+    return l == 0.0f ? 0.0f : factor / l;
+}

@@ -1,0 +1,51 @@
+/* block.h - attention of one block of query rows over a range of keys: the inside of forward. */
+#ifndef FFPA_CPU_SIMD_BLOCK_H
+#define FFPA_CPU_SIMD_BLOCK_H
+
+#include "cpu/simd/scores.h"
+
+/* Tiles of one problem; a function of its shape alone, so that results are too. */
+typedef struct tiles {
+    int bm, bn;          /* most rows of a block; keys of a tile */
+    ptrdiff_t d, dv, ld; /* ld: stride of K and V rows in scratch */
+    size_t bias;         /* floats of mask scratch */
+    size_t keep;         /* floats of dropout scratch */
+} tiles;
+
+/* Scratch of one worker, cut from the workspace. */
+typedef struct block_scratch {
+    float *q;    /* [bm / NR][d][NR]  rows of Q, scaled */
+    float *o;    /* [bm / NR][dv][NR] sum of P V, not normalised */
+    float *kv;   /* [bn][ld] a tile of K, then the same tile of V */
+    float *s;    /* [bm / NR][bn][NR] scores, then weights */
+    float *bias; /* see scores.h */
+    float *keep; /* [bn][NR] */
+} block_scratch;
+
+/* State after the keys seen so far: o = sum e^(s - m) v and l = sum e^(s - m), per lane. */
+typedef struct block_state {
+    row_block rb;
+    scores sc;
+    float m[MAX_ROWS], l[MAX_ROWS];
+    bool fresh; /* no key yet: o is not initialised */
+} block_state;
+
+#define tiles_of ISA_NAME(tiles_of)
+tiles tiles_of(const problem *p);
+
+#define block_scratch_bytes ISA_NAME(block_scratch_bytes)
+size_t block_scratch_bytes(const tiles *t);
+
+#define block_scratch_at ISA_NAME(block_scratch_at)
+block_scratch block_scratch_at(const tiles *t, void *memory);
+
+/* Run the rows of st->rb over keys first .. last - 1. */
+#define block_run ISA_NAME(block_run)
+void block_run(block_state *st, const tiles *t, const block_scratch *w, int64_t first,
+               int64_t last);
+
+/* Weight of a row's sum and its LSE, from m, l and the sink (NULL = none). */
+#define block_finish ISA_NAME(block_finish)
+float block_finish(float m, float l, const float *sink, float *lse);
+
+#endif

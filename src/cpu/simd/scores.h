@@ -1,0 +1,69 @@
+/* scores.h - what happens to a tile of Q K^T before the softmax, written once for forward, decode
+ * and backward: softcap, bias, mask, ALiBi, causal and window ranges; and dropout after it.
+ *
+ *   x = scale <q, k>     the scale, or scale / softcap, is multiplied into Q beforehand (qk_factor)
+ *   t = c tanh(x / c)    s = t + bias - slope |i + Nk - Nq - j|      -inf where the key is not allowed
+ *
+ * Scores are in natural units. A tile is keys x lanes, S^T: element (key, lane) of a panel of NR lanes
+ * is s[key * NR + lane]. Excluding a key overwrites its score whatever it was, NaN included. */
+#ifndef FFPA_CPU_SIMD_SCORES_H
+#define FFPA_CPU_SIMD_SCORES_H
+
+#include "core/dropout.h"
+#include "cpu/simd/rows.h"
+
+enum { MAX_KEYS = 192 }; /* keys of a tile */
+
+typedef enum tile_kind {
+    TILE_EMPTY,  /* no lane may see any key: nothing to do */
+    TILE_PLAIN,  /* every lane sees every key and scores_apply would change nothing */
+    TILE_SCORED, /* every lane sees every key, scores change */
+    TILE_MASKED  /* some lane may not see some key */
+} tile_kind;
+
+typedef struct scores {
+    const row_block *rb;
+    float softcap;   /* 0 = off */
+    float qk_factor; /* what Q is multiplied by */
+    bool dropout;
+    dropout_key key;
+    float slope[MAX_ROWS]; /* ALiBi, with `alibi` */
+    bool alibi;
+    float
+        *bias; /* [lanes / NR][MAX_KEYS][NR]: the tile's mask as numbers; NULL without a mask */
+
+    int64_t j0; /* the tile that scores_tile prepared: keys j0 .. j0 + n - 1 */
+    ptrdiff_t n;
+    bool ranged; /* causal or window cuts through it */
+} scores;
+
+/* Floats of scratch for `bias`: 0 without a mask. */
+#define scores_scratch ISA_NAME(scores_scratch)
+size_t scores_scratch(const ffpa_problem *ask, int lanes);
+
+/* Start on a block of rows; `scratch` is scores_scratch() floats. */
+#define scores_begin ISA_NAME(scores_begin)
+void scores_begin(scores *sc, const row_block *rb, float *scratch);
+
+/* The factor for Q: scale, or scale / softcap. */
+#define scores_factor ISA_NAME(scores_factor)
+float scores_factor(const call *c);
+
+/* Prepare keys j0 .. j0 + n - 1, n <= MAX_KEYS: read the mask, find out what kind of tile it is. */
+#define scores_tile ISA_NAME(scores_tile)
+tile_kind scores_tile(scores *sc, int64_t j0, ptrdiff_t n);
+
+/* Turn factor * <q, k> into scores, in place, for lanes lane0 .. lane0 + NR - 1. With softcap and
+ * `tanhs` not NULL, t / c of each element goes there: the derivative of the cap is 1 - (t / c)^2. */
+#define scores_apply ISA_NAME(scores_apply)
+void scores_apply(const scores *sc, int lane0, float *s, float *tanhs);
+
+/* Which of VL lanes from lane0 on may see key j0 + j of the tile: all bits set, or none. */
+#define scores_allowed ISA_NAME(scores_allowed)
+vi scores_allowed(const scores *sc, int lane0, ptrdiff_t j);
+
+/* Dropout factors of the tile's elements, keep / (1 - p), for lanes lane0 .. lane0 + NR - 1. */
+#define scores_keep ISA_NAME(scores_keep)
+void scores_keep(const scores *sc, int lane0, float *keep);
+
+#endif
