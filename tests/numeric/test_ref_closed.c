@@ -177,6 +177,11 @@ static void infinite_scores(void **state)
         assert_elements("o", &t->c.f.o, (double[]){0, (double)NAN, 0}, EXACT);
         assert_elements("lse", &t->c.f.lse, (double[]){NONE, (double)NAN, NONE}, EXACT);
         assert_elements("dq", &t->c.g.dq, (double[]){0, (double)NAN, 0}, EXACT);
+        tensor_set(&t->c.f.q, 0, 0, 1, 0, 2); /* now every row is empty */
+        trial_backward(t, w->be);
+        assert_constant("dq", &t->c.g.dq, 0);
+        assert_constant("dk", &t->c.g.dk, 0);
+        assert_constant("dv", &t->c.g.dv, 0);
         trial_free(t);
     }
 }

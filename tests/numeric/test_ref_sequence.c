@@ -280,6 +280,42 @@ static void row_subset_is_a_part_of_the_whole(void **state)
     trial_free(some);
 }
 
+/* B26 to B28, B32: V inside K's rows, transposed, reversed and repeated views; outputs with gaps. */
+static void strides_are_honoured(void **state)
+{
+    (void)state;
+    trial *plain = trial_new((trial_size){1, 2, 2, 9, 11, 6, 4}, FFPA_F32);
+    trial *t = trial_new((trial_size){1, 2, 2, 9, 11, 6, 4}, FFPA_F32);
+    const int64_t wide[4] = {1, 2, 9, 40};
+    for (int64_t n = 0; n < tensor_count(&plain->c.f.v); n++) /* V = columns 0..3 of K */
+        tensor_set_nth(&plain->c.f.v, n,
+                       tensor_get(&plain->c.f.k, 0, n / 44, n / 4 % 11, n % 4));
+    t->c.f.v = t->c.f.k;
+    t->c.f.v.shape[3] = 4;
+    t->c.f.q.stride[2] = 1; /* rows next to each other, columns apart */
+    t->c.f.q.stride[3] = 9;
+    copy_rows(&t->c.f.q, 0, 0, &plain->c.f.q, (int64_t[]){0, 0}, 9);
+    tensor_fill(&plain->c.g.dout, .25);
+    tensor_fill(&t->c.g.dout, .25);
+    memset(t->c.g.dout.stride, 0, sizeof t->c.g.dout.stride);
+    t->c.f.o = trial_tensor(t, FFPA_F32, wide, 0, (double)NAN);
+    t->c.f.o.shape[3] = 4;
+    t->c.f.o.data = (float *)t->c.f.o.data + 30; /* backwards, two apart */
+    t->c.f.o.stride[3] = -2;
+    trial *runs[] = {plain, t};
+    for (int r = 0; r < 2; r++) {
+        trial_forward(runs[r], &reference_backend);
+        trial_backward(runs[r], &reference_backend);
+    }
+    assert_true(tensor_distance(&plain->c.f.o, &t->c.f.o) == 0);
+    assert_true(tensor_distance(&plain->c.g.dq, &t->c.g.dq) == 0);
+    assert_true(tensor_distance(&plain->c.g.dk, &t->c.g.dk) == 0);
+    assert_true(tensor_distance(&plain->c.g.dv, &t->c.g.dv) == 0);
+    assert_true(isnan(((float *)t->c.f.o.data)[-1]));
+    trial_free(plain);
+    trial_free(t);
+}
+
 static void threads_do_not_change_a_bit(void **state)
 {
     (void)state;
@@ -314,6 +350,7 @@ int main(void)
         cmocka_unit_test(bad_offsets_are_refused),
         cmocka_unit_test(bad_caches_are_refused),
         cmocka_unit_test(row_subset_is_a_part_of_the_whole),
+        cmocka_unit_test(strides_are_honoured),
         cmocka_unit_test(threads_do_not_change_a_bit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
