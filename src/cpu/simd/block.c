@@ -95,16 +95,21 @@ static void move_base(float *m, float *l, float *o, ptrdiff_t dv, vf top)
         vstore(o + d * NR, vload(o + d * NR) * alpha);
 }
 
-/* Scores of one panel become weights; m, l and o follow. */
-static void softmax_panel(block_state *st, const tiles *t, int p, float *s, float *o)
+/* Scores of one panel, times `factor`, become weights; m, l and o follow. The scaled scores are stored
+ * before the maximum is taken off: fused into one multiply-add, equal large scores would differ. */
+static void softmax_panel(block_state *st, const tiles *t, const block_scratch *w, int p,
+                          float factor)
 {
+    float *s = w->s + (ptrdiff_t)p * t->bn, *o = w->o + p * t->dv;
     const ptrdiff_t n = st->sc.n;
     float *m = st->m + p, *l = st->l + p;
     vf top[2] = {vset(-INFINITY), vset(-INFINITY)};
-    for (ptrdiff_t j = 0; j < n;
-         j++) /* NaN scores leave `top` alone and come through exp below */
-        for (int h = 0; h < 2; h++)
-            top[h] = vmax(vload(s + j * NR + h * VL), top[h]);
+    for (ptrdiff_t j = 0; j < n; j++)
+        for (int h = 0; h < 2; h++) {
+            const vf x = vload(s + j * NR + h * VL) * vset(factor);
+            vstore(s + j * NR + h * VL, x);
+            top[h] = vmax(x, top[h]); /* NaN leaves it alone and comes through exp below */
+        }
     for (int h = 0; h < 2; h++)
         if (vany(top[h] > vload(m + h * VL) + vset(SLACK)))
             move_base(m + h * VL, l + h * VL, o + h * VL, st->fresh ? 0 : t->dv, top[h]);
@@ -183,8 +188,9 @@ static void tile_run(block_state *st, const tiles *t, const block_scratch *w, ti
     scores_product(st, t, w, n);
     for (int p = 0; p < st->rb.lanes; p += NR) {
         float *s = w->s + (ptrdiff_t)p * t->bn;
-        if (kind != TILE_PLAIN) scores_apply(&st->sc, p, s, NULL);
-        softmax_panel(st, t, p, s, w->o + p * t->dv);
+        const bool done = kind != TILE_PLAIN && kind != TILE_SCALED;
+        if (done) scores_apply(&st->sc, p, s, NULL);
+        softmax_panel(st, t, w, p, done ? 1.0f : st->sc.factor);
         if (st->sc.dropout) drop_weights(st, w, p, s);
     }
     rows_load_keys(w->kv, t->ld, &st->rb, &c->f.v, st->sc.j0, n);
@@ -205,7 +211,7 @@ void block_run(block_state *st, const tiles *t, const block_scratch *w, int64_t 
     if (last > st->rb.last) last = st->rb.last;
     if (first >= last) return;
     scores_begin(&st->sc, &st->rb, w->bias);
-    rows_to_panels(w->q, &st->rb, &st->rb.c->f.q, st->sc.qk_factor);
+    rows_to_panels(w->q, &st->rb, &st->rb.c->f.q);
     for (int64_t j0 = first / t->bn * t->bn; j0 < last; j0 += t->bn) {
         const int64_t from = j0 < first ? first : j0,
                       to = j0 + t->bn < last ? j0 + t->bn : last;

@@ -169,27 +169,32 @@ static void run_part(void *argument, int64_t piece, int worker)
     }
 }
 
-/* Combine the parts of one row, in order, into parts' first O row; m and l come out too. */
-static void combine_row(float *o, size_t stride, int splits, int64_t rows, int64_t r,
-                        ptrdiff_t dv, float *m_out, float *l_out)
+/* The parts of one unit: part i has O [rows][dv], m [rows] and l [rows] at o + i * stride. */
+typedef struct parts {
+    float *o;
+    size_t stride;
+    int count;
+    int64_t rows;
+    ptrdiff_t dv;
+} parts;
+
+/* Combine the parts of row r, in order, into the first one, m and l included. */
+static void combine_row(const parts *p, int64_t r)
 {
-    float top = -INFINITY, sum = 0;
-    for (int i = 0; i < splits; i++) {
-        const float m = o[(size_t)i * stride + (size_t)(rows * dv + r)];
-        top = m > top ? m : top;
+    float *o = p->o + r * p->dv, *m = p->o + p->rows * p->dv + r, *l = m + p->rows;
+    float top = -INFINITY;
+    for (int i = 0; i < p->count; i++) {
+        const float part = m[(size_t)i * p->stride];
+        top = part > top ? part : top;
     }
-    for (int i = 0; i < splits; i++) {
-        float *part = o + (size_t)i * stride;
-        const float m = part[rows * dv + r], l = part[rows * dv + rows + r];
-        const float factor = m == top ? 1.0f : expf(m - top); /* also when both are -inf */
-        sum += l * factor;
-        const float *from = part + r * dv;
-        float *to = o + r * dv;
-        for (ptrdiff_t d = 0; d < dv; d++)
-            to[d] = (i ? to[d] : 0.0f) + from[d] * factor;
+    for (int i = 0; i < p->count; i++) {
+        const size_t at = (size_t)i * p->stride;
+        const float factor = m[at] == top ? 1.0f : expf(m[at] - top); /* also both -inf */
+        *l = (i ? *l : 0.0f) + l[at] * factor;
+        for (ptrdiff_t d = 0; d < p->dv; d++)
+            o[d] = (i ? o[d] : 0.0f) + o[(size_t)d + at] * factor;
     }
-    *m_out = top;
-    *l_out = sum;
+    *m = top;
 }
 
 /* Piece of the third pass: combine the parts of a unit. */
@@ -205,15 +210,17 @@ static void run_combine(void *argument, int64_t piece, int worker)
 
     block_scratch w;
     block_state *st = worker_state(job, worker, &w);
-    float *o = job->partials + (size_t)piece * job->y.unit_floats;
+    const parts p = {job->partials + (size_t)piece * job->y.unit_floats, part_floats(rows, dv),
+                     splits, rows, dv};
     row_block_set(&st->rb, job->ask, job->c, &s,
                   (row_place){unit / heads, unit % heads, 0, (int)rows});
     for (int r = 0; r < rows; r++) {
-        float m, l, lse;
-        combine_row(o, part_floats(rows, dv), splits, rows, r, dv, &m, &l);
-        const float factor = block_finish(m, l, sink_of(job->c, st->rb.head[r]), &lse);
+        const float *m = p.o + rows * dv + r, *l = m + rows;
+        float lse;
+        combine_row(&p, r);
+        const float factor = block_finish(*m, *l, sink_of(job->c, st->rb.head[r]), &lse);
         lse_store(&st->rb, r, lse);
-        row_out(&st->rb, &job->c->f.o, r, o + r * dv, factor);
+        row_out(&st->rb, &job->c->f.o, r, p.o + r * dv, factor);
     }
 }
 

@@ -76,7 +76,7 @@ void rows_load_keys(float *dst, ptrdiff_t ld, const row_block *rb, const ffpa_te
 /* Columns moved between a row and its panel at a time: NR of these pieces stay in L1. */
 enum { PIECE = 64 };
 
-void rows_to_panels(float *panels, const row_block *rb, const ffpa_tensor *t, float factor)
+void rows_to_panels(float *panels, const row_block *rb, const ffpa_tensor *t)
 {
     const ptrdiff_t dim = t->shape[3], bytes = (ptrdiff_t)dtype_bytes(t->dtype);
     float piece[PIECE];
@@ -88,7 +88,7 @@ void rows_to_panels(float *panels, const row_block *rb, const ffpa_tensor *t, fl
                 row_load(piece, row + d0 * t->stride[3] * bytes, t->dtype, t->stride[3], n);
                 float *lane = panels + p * dim + d0 * NR + r;
                 for (ptrdiff_t d = 0; d < n; d++)
-                    lane[d * NR] = piece[d] * factor;
+                    lane[d * NR] = piece[d];
             }
         }
 }

@@ -46,9 +46,9 @@ void row_store(void *dst, int32_t dtype, int64_t stride, const float *src, ptrdi
 void rows_load_keys(float *dst, ptrdiff_t ld, const row_block *rb, const ffpa_tensor *t,
                     int64_t j0, ptrdiff_t n);
 
-/* Rows of q (or dout) times `factor` as panels [lanes / NR][shape[3]][NR]. */
+/* Rows of q (or dout) as panels [lanes / NR][shape[3]][NR]. */
 #define rows_to_panels ISA_NAME(rows_to_panels)
-void rows_to_panels(float *panels, const row_block *rb, const ffpa_tensor *t, float factor);
+void rows_to_panels(float *panels, const row_block *rb, const ffpa_tensor *t);
 
 /* Lane r of panels as a row of `dim` floats times `factor`; 0 gives 0 whatever is there. */
 #define panel_row ISA_NAME(panel_row)

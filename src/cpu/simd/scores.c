@@ -8,12 +8,6 @@ size_t scores_scratch(const ffpa_problem *ask, int lanes)
     return ask->mask_dtype ? (size_t)lanes * MAX_KEYS : 0;
 }
 
-float scores_factor(const call *c)
-{
-    const double scale = call_scale(c);
-    return (float)(c->f.softcap > 0 ? scale / (double)c->f.softcap : scale);
-}
-
 static void dropout_begin(scores *sc, const ffpa_dropout *d)
 {
     sc->dropout = d != NULL;
@@ -27,7 +21,7 @@ void scores_begin(scores *sc, const row_block *rb, float *scratch)
     const ffpa_forward_params *f = &rb->c->f;
     sc->rb = rb;
     sc->softcap = f->softcap > 0 ? f->softcap : 0;
-    sc->qk_factor = scores_factor(rb->c);
+    sc->factor = (float)(call_scale(rb->c) / (sc->softcap > 0 ? (double)sc->softcap : 1.0));
     sc->bias = f->mask.data ? scratch : NULL;
     sc->alibi = f->alibi.data != NULL;
     dropout_begin(sc, f->dropout);
@@ -104,17 +98,25 @@ tile_kind scores_tile(scores *sc, int64_t j0, ptrdiff_t n)
         if (empty) return TILE_EMPTY;
     }
     if (masked) return TILE_MASKED;
-    return sc->bias || sc->alibi || sc->softcap > 0 ? TILE_SCORED : TILE_PLAIN;
+    if (sc->bias || sc->alibi || sc->softcap > 0) return TILE_SCORED;
+    return sc->factor == 1.0f ? TILE_PLAIN : TILE_SCALED;
 }
 
 static void apply_softcap(const scores *sc, float *s, float *tanhs)
 {
-    const vf c = vset(sc->softcap);
+    const vf c = vset(sc->softcap), factor = vset(sc->factor);
     for (ptrdiff_t i = 0; i < sc->n * NR; i += VL) {
-        const vf t = vtanh(vload(s + i));
+        const vf t = vtanh(vload(s + i) * factor);
         if (tanhs) vstore(tanhs + i, t);
         vstore(s + i, c * t);
     }
+}
+
+static void apply_factor(const scores *sc, float *s)
+{
+    const vf factor = vset(sc->factor);
+    for (ptrdiff_t i = 0; i < sc->n * NR; i += VL)
+        vstore(s + i, vload(s + i) * factor);
 }
 
 static void apply_bias(const scores *sc, int lane0, float *s)
@@ -180,7 +182,10 @@ static void apply_ranges(const scores *sc, int lane0, float *s)
 
 void scores_apply(const scores *sc, int lane0, float *s, float *tanhs)
 {
-    if (sc->softcap > 0) apply_softcap(sc, s, tanhs);
+    if (sc->softcap > 0)
+        apply_softcap(sc, s, tanhs);
+    else
+        apply_factor(sc, s);
     if (sc->alibi) apply_alibi(sc, lane0, s);
     if (sc->bias) apply_bias(sc, lane0, s);
     if (sc->ranged) apply_ranges(sc, lane0, s);

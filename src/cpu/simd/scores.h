@@ -1,8 +1,8 @@
 /* scores.h - what happens to a tile of Q K^T before the softmax, written once for forward, decode
  * and backward: softcap, bias, mask, ALiBi, causal and window ranges; and dropout after it.
  *
- *   x = scale <q, k>     the scale, or scale / softcap, is multiplied into Q beforehand (qk_factor)
- *   t = c tanh(x / c)    s = t + bias - slope |i + Nk - Nq - j|      -inf where the key is not allowed
+ *   x = scale <q, k>    t = c tanh(x / c)    s = t + bias - slope |i + Nk - Nq - j|
+ *   s = -inf where the key is not allowed
  *
  * Scores are in natural units. A tile is keys x lanes, S^T: element (key, lane) of a panel of NR lanes
  * is s[key * NR + lane]. Excluding a key overwrites its score whatever it was, NaN included. */
@@ -16,15 +16,16 @@ enum { MAX_KEYS = 192 }; /* keys of a tile */
 
 typedef enum tile_kind {
     TILE_EMPTY,  /* no lane may see any key: nothing to do */
-    TILE_PLAIN,  /* every lane sees every key and scores_apply would change nothing */
-    TILE_SCORED, /* every lane sees every key, scores change */
+    TILE_PLAIN,  /* every lane sees every key, and s = <q, k> */
+    TILE_SCALED, /* every lane sees every key, and s = factor * <q, k> */
+    TILE_SCORED, /* every lane sees every key */
     TILE_MASKED  /* some lane may not see some key */
 } tile_kind;
 
 typedef struct scores {
     const row_block *rb;
-    float softcap;   /* 0 = off */
-    float qk_factor; /* what Q is multiplied by */
+    float softcap; /* 0 = off */
+    float factor;  /* scale, or scale / softcap */
     bool dropout;
     dropout_key key;
     float slope[MAX_ROWS]; /* ALiBi, with `alibi` */
@@ -45,15 +46,11 @@ size_t scores_scratch(const ffpa_problem *ask, int lanes);
 #define scores_begin ISA_NAME(scores_begin)
 void scores_begin(scores *sc, const row_block *rb, float *scratch);
 
-/* The factor for Q: scale, or scale / softcap. */
-#define scores_factor ISA_NAME(scores_factor)
-float scores_factor(const call *c);
-
 /* Prepare keys j0 .. j0 + n - 1, n <= MAX_KEYS: read the mask, find out what kind of tile it is. */
 #define scores_tile ISA_NAME(scores_tile)
 tile_kind scores_tile(scores *sc, int64_t j0, ptrdiff_t n);
 
-/* Turn factor * <q, k> into scores, in place, for lanes lane0 .. lane0 + NR - 1. With softcap and
+/* Turn <q, k> into scores, in place, for lanes lane0 .. lane0 + NR - 1. With softcap and
  * `tanhs` not NULL, t / c of each element goes there: the derivative of the cap is 1 - (t / c)^2. */
 #define scores_apply ISA_NAME(scores_apply)
 void scores_apply(const scores *sc, int lane0, float *s, float *tanhs);

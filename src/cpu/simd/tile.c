@@ -5,47 +5,53 @@
  * any strides and fewer than NR columns. */
 enum walk { ALONG_K, ALONG_I, ANY_WALK, PARTIAL, WALKS };
 
-/* m x NR elements of C, or m x n with PARTIAL. m and walk are constants wherever this is
- * inlined. */
+/* Longest chain of additions in a product over contiguous rows of A (col = 1), such as scores: their
+ * rounding errors are exponentiated, and grow with the length of the chain. */
+enum { CHAIN = 64 };
+
+/* m x NR elements of C, or m x n with PARTIAL. m and walk are constants wherever this is inlined. */
 INLINE void tile_block(const int m, const enum walk walk, ptrdiff_t n, ptrdiff_t depth,
                        const tile_a *a, const tile_b *b, const tile_c *c)
 {
     const ptrdiff_t row = walk == ALONG_I ? 1 : a->row, col = walk == ALONG_K ? 1 : a->col;
     const ptrdiff_t n0 = n < VL ? n : VL, n1 = n - n0;
+    const ptrdiff_t chain = col == 1 && depth > CHAIN ? CHAIN : depth;
     const float *pa[(MR + 2) / 3]; /* every third row; the others are one and two strides on */
     const float *pb = b->p;
-    vf acc[MR][2];
-    UNROLL for (int i = 0; i < m; i++)
-    {
-        acc[i][0] = vzero();
-        acc[i][1] = vzero();
-        if (i % 3 == 0) pa[i / 3] = a->p + i * row;
-    }
-    for (ptrdiff_t k = 0; k < depth; k++) {
-        const vf b0 = walk == PARTIAL ? vload_first(pb, n0) : vload(pb);
-        const vf b1 = walk == PARTIAL ? vload_first(pb + n0, n1) : vload(pb + VL);
-        pb += b->ld;
+    bool add = c->add;
+    UNROLL for (int i = 0; i < m; i += 3) pa[i / 3] = a->p + i * row;
+    do {
+        const ptrdiff_t steps = depth < chain ? depth : chain;
+        vf acc[MR][2];
+        UNROLL for (int i = 0; i < m; i++) acc[i][0] = acc[i][1] = vzero();
+        for (ptrdiff_t k = 0; k < steps; k++) {
+            const vf b0 = walk == PARTIAL ? vload_first(pb, n0) : vload(pb);
+            const vf b1 = walk == PARTIAL ? vload_first(pb + n0, n1) : vload(pb + VL);
+            pb += b->ld;
+            UNROLL for (int i = 0; i < m; i++)
+            {
+                const vf x = vset(pa[i / 3][i % 3 * row]);
+                acc[i][0] = vfma(x, b0, acc[i][0]);
+                acc[i][1] = vfma(x, b1, acc[i][1]);
+            }
+            UNROLL for (int i = 0; i < m; i += 3) pa[i / 3] += col;
+        }
         UNROLL for (int i = 0; i < m; i++)
         {
-            const vf x = vset(pa[i / 3][i % 3 * row]);
-            acc[i][0] = vfma(x, b0, acc[i][0]);
-            acc[i][1] = vfma(x, b1, acc[i][1]);
+            float *p = c->p + i * c->ld;
+            if (walk == PARTIAL) {
+                if (add) acc[i][0] += vload_first(p, n0), acc[i][1] += vload_first(p + n0, n1);
+                vstore_first(p, acc[i][0], n0);
+                vstore_first(p + n0, acc[i][1], n1);
+            } else {
+                if (add) acc[i][0] += vload(p), acc[i][1] += vload(p + VL);
+                vstore(p, acc[i][0]);
+                vstore(p + VL, acc[i][1]);
+            }
         }
-        UNROLL for (int i = 0; i < m; i += 3) pa[i / 3] += col;
-    }
-    UNROLL for (int i = 0; i < m; i++)
-    {
-        float *p = c->p + i * c->ld;
-        if (walk == PARTIAL) {
-            if (c->add) acc[i][0] += vload_first(p, n0), acc[i][1] += vload_first(p + n0, n1);
-            vstore_first(p, acc[i][0], n0);
-            vstore_first(p + n0, acc[i][1], n1);
-        } else {
-            if (c->add) acc[i][0] += vload(p), acc[i][1] += vload(p + VL);
-            vstore(p, acc[i][0]);
-            vstore(p + VL, acc[i][1]);
-        }
-    }
+        depth -= steps;
+        add = true;
+    } while (depth > 0);
 }
 
 typedef void block_fn(ptrdiff_t n, ptrdiff_t depth, const tile_a *a, const tile_b *b,
@@ -63,7 +69,8 @@ typedef void block_fn(ptrdiff_t n, ptrdiff_t depth, const tile_a *a, const tile_
 
 BLOCKS(1)
 BLOCKS(2)
-BLOCKS(3) BLOCKS(4) BLOCKS(5) BLOCKS(6)
+BLOCKS(3)
+BLOCKS(4) BLOCKS(5) BLOCKS(6)
 #if defined(__AVX512F__)
     BLOCKS(7) BLOCKS(8) BLOCKS(9) BLOCKS(10) BLOCKS(11) BLOCKS(12)
 #endif
