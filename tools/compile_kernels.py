@@ -49,6 +49,26 @@ def forward_config(dtype, d, dv, rows, shared_kib):
     raise ValueError("no tile fits")
 
 
+def pds_bytes(stages):
+    return stages * 2 * 128 * 128
+
+
+def pds_stages(shared_kib):
+    return min(6, shared_kib * 1024 // pds_bytes(1))
+
+
+def gemm_bytes(dtype, bn, stages):
+    return stages * (128 * 128 + 128 * bn) + (32 if dtype == F32 else 64) * 4
+
+
+def gemm_config(dtype, cols, shared_kib):
+    """Columns of a tile: the fewest tiles of at most 320 (99 KiB: 256) columns that hold `cols`, made equal."""
+    widest = 320 if shared_kib > 160 else 256
+    tiles = ceil_div(cols, widest)
+    bn = ceil_div(ceil_div(cols, tiles), 64) * 64
+    return dict(BN=bn, STAGES=min(4, (shared_kib * 1024 - 512) // (16384 + 128 * bn)))
+
+
 # ---- NVRTC --------------------------------------------------------------------------------------
 
 def find_nvrtc():

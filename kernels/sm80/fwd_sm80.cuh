@@ -30,8 +30,9 @@ static constexpr int MT = BM / WM / 16, SG = BN / WN / 16; // row groups, key gr
 static constexpr int QP = shape_panels(D, ES), VP = shape_panels(DV, ES);
 static constexpr int PANELS = FFPA_PANELS, K_TURNS = (QP + PANELS - 1) / PANELS;
 static constexpr int SLOT = BN * 128 * PANELS, SLOT_PANELS16 = SLOT / (16 * 128); // 16-key panels that fit
-static constexpr int VP_SLOT = VP < SLOT_PANELS16 ? VP : SLOT_PANELS16;
-static constexpr int V_PARTS = (VP + VP_SLOT - 1) / VP_SLOT;
+static constexpr int V_PARTS = (VP + SLOT_PANELS16 - 1) / SLOT_PANELS16;
+static constexpr int V_UNIT = V_PARTS == 1 || WN < GROUPS_PER_PANEL ? 1 : WN / GROUPS_PER_PANEL; // panels that split over WN warps
+static constexpr int VP_SLOT = ((VP + V_PARTS - 1) / V_PARTS + V_UNIT - 1) / V_UNIT * V_UNIT;
 static constexpr int VK = VP_SLOT * 4 <= SLOT_PANELS16 ? 64 : VP_SLOT * 2 <= SLOT_PANELS16 ? 32 : 16;
 static constexpr int V_TURNS = BN / VK * V_PARTS, TURNS = K_TURNS + V_TURNS;
 static constexpr int GROUPS = (DV + 15) / 16;                     // 16-column groups of O
@@ -334,21 +335,18 @@ FFPA_DEVICE void guard_add(const fwd_args &a, const Work &w, const Feed &f, OTil
     for (int j = 0; j < BN; j++) {
         if (!lds32(s_bad + j * 4)) continue;
         const char *row = key_row(f.v, a.seq, tile * BN + j);
+        float p[MT][2];
 #pragma unroll
-        for (int n = 0; n < OG * 2; n++)
+        for (int m = 0; m < MT * 2; m++) p[m / 2][m % 2] = tile_get(s_p, BM, row_of(m / 2, m % 2), j);
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                const int c = ((n / 2) * WN + warp_n()) * 16 + (n % 2) * 8 + (lane_id() & 3) * 2 + e;
-                const float v = c < DV ? element_get(row, c * f.v.sd, DTYPE) : 0.0f;
-                if (fabsf(v) < FFPA_INF) continue;
+        for (int n = 0; n < OG * 4; n++) {
+            const int c = ((n / 4) * WN + warp_n()) * 16 + (n / 2 % 2) * 8 + (lane_id() & 3) * 2 + n % 2;
+            const float v = c < DV ? element_get(row, c * f.v.sd, DTYPE) : 0.0f;
+            if (fabsf(v) < FFPA_INF) continue;
 #pragma unroll
-                for (int m = 0; m < MT; m++)
-#pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        const float p = tile_get(s_p, BM, row_of(m, half), j);
-                        if (p > 0.0f) o[m][n / 2][n % 2][half * 2 + e] += p * v;
-                    }
-            }
+            for (int m = 0; m < MT * 2; m++)
+                if (p[m / 2][m % 2] > 0.0f) o[m / 2][n / 4][n / 2 % 2][m % 2 * 2 + n % 2] += p[m / 2][m % 2] * v;
+        }
     }
     __syncthreads();
     for (int j = threadIdx.x; j < BN; j += THREADS) sts32(s_bad + j * 4, 0);
