@@ -1,0 +1,127 @@
+/* judge_expect.c - closed-form answers, at every dtype, head dimension and path. */
+#include "support/judge_rule.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+static const int64_t any_d[] = {8, 64, 256, 320, 512, 1024};
+
+void for_each_setting(unsigned dtypes, int64_t d, void (*body)(const setting *s))
+{
+    static const int32_t dtype[] = {FFPA_F32, FFPA_F16, FFPA_BF16};
+    for (const judge_path *p = judge_paths(); p->ctx; p++) {
+        for (unsigned x = 0; x < 3; x++) {
+            if (!(dtypes >> x & 1u)) continue;
+            for (unsigned y = 0; y < (d ? 1 : sizeof any_d / sizeof *any_d); y++) {
+                const setting s = {p, dtype[x], d ? d : any_d[y]};
+                body(&s);
+            }
+        }
+    }
+}
+
+static const char *label(const setting *s)
+{
+    static char text[96];
+    snprintf(text, sizeof text, "%s, %s, D=%lld", s->path->name, tensor_dtype(s->dtype), (long long)s->d);
+    return text;
+}
+
+void must_forward(trial *t, const setting *s)
+{
+    const ffpa_status status = trial_forward(t, s->path->ctx);
+    if (status != FFPA_OK) fail_msg("%s: %s\n  %s", label(s), ffpa_last_error(), trial_text(t));
+}
+
+void must_backward(trial *t, const setting *s)
+{
+    const ffpa_status status = trial_backward(t, s->path->ctx);
+    if (status != FFPA_OK) fail_msg("%s: %s\n  %s", label(s), ffpa_last_error(), trial_text(t));
+}
+
+static bool matches(double is, double must, int32_t dtype, double slack)
+{
+    if (isnan(must)) return isnan(is);
+    if (isinf(must)) return is == must;
+    const double ulp = tensor_ulp(dtype);
+    /* f32 sums carry a few more roundings than their last place shows. */
+    const double units = dtype == FFPA_F32 ? 8.0 : 1.0;
+    return fabs(is - must) <= units * ulp * (fabs(must) + slack) + 1e-7;
+}
+
+void expect_at(const trial *t, role r, const int64_t at[4], double expected, double slack, const setting *s)
+{
+    const tensor *x = t->t[r];
+    const double is = tensor_get(x, at[0], at[1], at[2], at[3]);
+    if (tensor_poisoned(x, at[0], at[1], at[2], at[3]) || !matches(is, expected, x->view.dtype, slack))
+        fail_msg("%s: %s[%lld,%lld,%lld,%lld] is %.9g, must be %.9g\n  %s", label(s), role_name[r], (long long)at[0],
+                 (long long)at[1], (long long)at[2], (long long)at[3], is, expected, trial_text(t));
+}
+
+/* `at` walks over all elements in logical order; false past the last. */
+static bool next(const tensor *x, int64_t at[4])
+{
+    for (int a = 3; a >= 0; a--) {
+        if (++at[a] < x->view.shape[a]) return true;
+        at[a] = 0;
+    }
+    return false;
+}
+
+void expect_values(const trial *t, role r, int64_t columns, const double *expected, double slack,
+                   const setting *s)
+{
+    int64_t at[4] = {0};
+    if (tensor_count(t->t[r]) == 0) return;
+    do {
+        expect_at(t, r, at, at[3] < columns ? *expected++ : 0.0, slack, s);
+    } while (next(t->t[r], at));
+}
+
+void expect_row(const trial *t, role r, int64_t n, double expected, double slack, const setting *s)
+{
+    int64_t at[4] = {0};
+    do {
+        if (at[2] == n) expect_at(t, r, at, expected, slack, s);
+    } while (next(t->t[r], at));
+}
+
+void expect_all(const trial *t, role r, double expected, double slack, const setting *s)
+{
+    int64_t at[4] = {0};
+    if (tensor_count(t->t[r]) == 0) return;
+    do {
+        expect_at(t, r, at, expected, slack, s);
+    } while (next(t->t[r], at));
+}
+
+void expect_same(const trial *a, const trial *b, role r, const setting *s)
+{
+    if (!tensor_same_bits(a->t[r], b->t[r]))
+        fail_msg("%s: %s differs between two calls that must agree bit for bit\n  %s", label(s), role_name[r],
+                 trial_text(a));
+}
+
+void expect_close(const trial *a, const trial *b, role r, double units, const setting *s)
+{
+    int64_t at[4] = {0};
+    double largest = 1.0;
+    const tensor *y = b->t[r];
+    do {
+        const double value = fabs(tensor_get(y, at[0], at[1], at[2], at[3]));
+        if (isfinite(value) && value > largest) largest = value;
+    } while (next(y, at));
+    do {
+        const double must = tensor_get(y, at[0], at[1], at[2], at[3]);
+        const double is = tensor_get(a->t[r], at[0], at[1], at[2], at[3]);
+        const bool same = isfinite(must) ? fabs(is - must) <= units * tensor_ulp(y->view.dtype) * largest
+                                         : matches(is, must, y->view.dtype, 0.0);
+        if (!same)
+            fail_msg("%s: %s[%lld,%lld,%lld,%lld] is %.9g in one call, %.9g in the other\n  %s", label(s), role_name[r],
+                     (long long)at[0], (long long)at[1], (long long)at[2], (long long)at[3], is, must, trial_text(a));
+    } while (next(y, at));
+}

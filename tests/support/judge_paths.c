@@ -1,0 +1,88 @@
+/* judge_paths.c - contexts made once per test program and given back at exit. */
+#include "support/judge_paths.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static judge_path paths[] = {
+    {"reference", "reference", NULL, NULL, true},   {"cpu/portable", "cpu", "portable", NULL, false},
+    {"cpu/avx2", "cpu", "avx2", NULL, false},       {"cpu/avx512", "cpu", "avx512", NULL, false},
+    {NULL, NULL, NULL, NULL, false},
+};
+enum { PATHS = sizeof paths / sizeof *paths - 1 };
+
+static judge_path usable[PATHS + 1];
+static ffpa_context *reference, *naive;
+
+static ffpa_status create(const char *backend, const char *isa, int threads, ffpa_context **ctx)
+{
+    ffpa_context_options options = {0};
+    options.struct_size = sizeof options;
+    options.backend = backend;
+    options.cpu_isa = isa;
+    options.threads = threads;
+    return ffpa_context_create(&options, ctx);
+}
+
+ffpa_context *judge_context(const char *backend, const char *isa, int threads)
+{
+    ffpa_context *ctx = NULL;
+    if (create(backend, isa, threads, &ctx) != FFPA_OK)
+        fail_msg("context %s %s: %s", backend, isa ? isa : "", ffpa_last_error());
+    return ctx;
+}
+
+static void destroy_all(void)
+{
+    for (int i = 0; i < PATHS; i++) ffpa_context_destroy(paths[i].ctx);
+    ffpa_context_destroy(reference);
+    ffpa_context_destroy(naive);
+}
+
+static void create_all(void)
+{
+    const char *only = getenv("FFPA_TEST_PATH");
+    int n = 0;
+    reference = judge_context("reference", NULL, 2);
+    naive = judge_context("naive", NULL, 2);
+    atexit(destroy_all);
+    for (int i = 0; i < PATHS; i++) {
+        judge_path *p = &paths[i];
+        if (only && !strstr(p->name, only)) continue;
+        const ffpa_status status = create(p->backend, p->isa, 2, &p->ctx);
+        /* Only an instruction set that this processor lacks may be passed over. */
+        if (status == FFPA_E_UNSUPPORTED && p->isa && strncmp(p->isa, "avx", 3) == 0) continue;
+        if (status != FFPA_OK) fail_msg("context %s: %s", p->name, ffpa_last_error());
+        usable[n++] = *p;
+    }
+    if (n == 0) fail_msg("no path is called like FFPA_TEST_PATH=%s", only);
+}
+
+const judge_path *judge_paths(void)
+{
+    if (!reference) create_all();
+    return usable;
+}
+
+ffpa_context *judge_reference(void)
+{
+    judge_paths();
+    return reference;
+}
+
+ffpa_context *judge_naive(void)
+{
+    judge_paths();
+    return naive;
+}
+
+int judge_scale(void)
+{
+    const char *text = getenv("FFPA_TEST_SCALE");
+    const int scale = text ? atoi(text) : 1;
+    return scale > 1 ? scale : 1;
+}

@@ -1,0 +1,32 @@
+/* judge_paths.h - the contexts under test, one per backend and instruction set of this machine. */
+#ifndef FFPA_TESTS_JUDGE_PATHS_H
+#define FFPA_TESTS_JUDGE_PATHS_H
+
+#include "ffpa/ffpa.h"
+
+#include <stdbool.h>
+
+typedef struct judge_path {
+    const char *name; /* such as "cpu/avx2" */
+    const char *backend;
+    const char *isa;
+    ffpa_context *ctx;
+    bool slow; /* the oracle itself: heavy cases run fewer times */
+} judge_path;
+
+/* Every path this machine can run, two threads each; ends with a row whose ctx is NULL. A path that
+ * cannot be created for another reason than a missing instruction set fails the running test.
+ * FFPA_TEST_PATH in the environment keeps only the paths whose name contains it. */
+const judge_path *judge_paths(void);
+
+/* The yardsticks. */
+ffpa_context *judge_reference(void);
+ffpa_context *judge_naive(void);
+
+/* A context of its own for a path, with another thread count. */
+ffpa_context *judge_context(const char *backend, const char *isa, int threads);
+
+/* FFPA_TEST_SCALE from the environment, at least 1: how many times the usual work to do. */
+int judge_scale(void);
+
+#endif

@@ -1,0 +1,197 @@
+/* judge_trial.c - building and running one call. */
+#include "support/judge_trial.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+const char *const role_name[ROLES] = {"q",     "k",     "v",   "mask", "alibi", "sink", "dout",  "dlse", "k_new",
+                                      "v_new", "o",     "lse", "dq",   "dk",    "dv",   "dmask", "dsink"};
+
+static int64_t size(int64_t given, int64_t otherwise)
+{
+    return given == 0 ? otherwise : given < 0 ? 0 : given;
+}
+
+static bool is_output(role r) { return r >= O; }
+
+tensor *trial_add(trial *t, role r, int32_t dtype, int64_t b, int64_t h, int64_t n, int64_t d,
+                  const tensor_layout *layout)
+{
+    trial_put(t, r, tensor_new(dtype, b, h, n, d, layout));
+    return t->t[r];
+}
+
+void trial_put(trial *t, role r, tensor *given)
+{
+    tensor_free(t->t[r]);
+    t->t[r] = given;
+}
+
+trial *trial_new(const trial_spec *spec)
+{
+    trial *t = calloc(1, sizeof *t);
+    if (!t) abort();
+    trial_spec *s = &t->spec;
+    *s = *spec;
+    s->b = size(s->b, 1), s->hq = size(s->hq, 1), s->hk = size(s->hk, s->hq);
+    s->nq = size(s->nq, 1), s->nk = size(s->nk, s->nq);
+    s->dv = size(s->dv, s->d), s->d = size(s->d, 0);
+    if (!s->o_dtype) s->o_dtype = s->dtype;
+    t->f = ffpa_forward_params_init();
+    t->g = ffpa_backward_params_init();
+    t->f.flags = FFPA_SCALE;
+    t->f.scale = 1.0f;
+    const int32_t lse_dtype = s->dtype == FFPA_F64 ? FFPA_F64 : FFPA_F32;
+    const tensor_layout *l = s->layout;
+    tensor_hash(trial_add(t, Q, s->dtype, s->b, s->hq, s->nq, s->d, &l[Q]), 0, 1.0);
+    tensor_hash(trial_add(t, K, s->dtype, s->b, s->hk, s->nk, s->d, &l[K]), 1000000, 1.0);
+    tensor_hash(trial_add(t, V, s->dtype, s->b, s->hk, s->nk, s->dv, &l[V]), 2000000, 1.0);
+    trial_add(t, O, s->o_dtype, s->b, s->hq, s->nq, s->dv, &l[O]);
+    trial_add(t, LSE, lse_dtype, s->b, s->hq, s->nq, 1, &l[LSE]);
+    if (!s->backward) return t;
+    tensor_hash(trial_add(t, DOUT, s->o_dtype, s->b, s->hq, s->nq, s->dv, &l[DOUT]), 3000000, 1.0);
+    trial_add(t, DQ, s->dtype, s->b, s->hq, s->nq, s->d, &l[DQ]);
+    trial_add(t, DK, s->dtype, s->b, s->hk, s->nk, s->d, &l[DK]);
+    trial_add(t, DV, s->dtype, s->b, s->hk, s->nk, s->dv, &l[DV]);
+    return t;
+}
+
+void trial_use_dropout(trial *t, float p, uint64_t seed, uint64_t offset)
+{
+    t->dropout = (ffpa_dropout){.struct_size = sizeof t->dropout, .p = p, .seed = seed, .offset = offset};
+    t->f.dropout = &t->dropout;
+}
+
+void trial_use_window(trial *t, int64_t left, int64_t right)
+{
+    t->f.flags |= FFPA_WINDOW;
+    t->f.window_left = left;
+    t->f.window_right = right;
+}
+
+trial *trial_copy(const trial *t, int32_t dtype)
+{
+    trial *c = malloc(sizeof *c);
+    if (!c) abort();
+    *c = *t;
+    if (t->f.dropout) c->f.dropout = &c->dropout;
+    if (t->f.varlen) c->f.varlen = &c->varlen;
+    if (t->f.kv_cache) c->f.kv_cache = &c->cache;
+    if (dtype) c->spec.dtype = c->spec.o_dtype = dtype;
+    for (int r = 0; r < ROLES; r++) {
+        const bool fixed = r == MASK || r == ALIBI || r == SINK || r == DMASK || r == DSINK;
+        if (!t->t[r]) continue;
+        int32_t as = fixed || !dtype ? t->t[r]->view.dtype : dtype;
+        if (dtype && r == DMASK) as = FFPA_F32;
+        c->t[r] = tensor_copy(t->t[r], as);
+        if (is_output((role)r)) tensor_poison(c->t[r]);
+    }
+    return c;
+}
+
+void trial_free(trial *t)
+{
+    for (int r = 0; r < ROLES; r++) tensor_free(t->t[r]);
+    free(t);
+}
+
+static ffpa_tensor view(const trial *t, role r)
+{
+    const ffpa_tensor absent = {0};
+    return t->t[r] ? t->t[r]->view : absent;
+}
+
+void trial_wire(trial *t)
+{
+    ffpa_forward_params *f = &t->f;
+    f->q = view(t, Q), f->k = view(t, K), f->v = view(t, V), f->o = view(t, O), f->lse = view(t, LSE);
+    f->mask = view(t, MASK), f->alibi = view(t, ALIBI), f->sink = view(t, SINK);
+    t->cache.k_new = view(t, K_NEW), t->cache.v_new = view(t, V_NEW);
+    ffpa_backward_params *g = &t->g;
+    g->forward = f;
+    g->dout = view(t, DOUT), g->dlse = view(t, DLSE);
+    g->dq = view(t, DQ), g->dk = view(t, DK), g->dv = view(t, DV);
+    g->dmask = view(t, DMASK), g->dsink = view(t, DSINK);
+}
+
+/* Run `call` with the outputs first..last poisoned; everything else must come out as it went in. */
+static ffpa_status run(trial *t, ffpa_context *ctx, role first, role last)
+{
+    uint64_t before[ROLES] = {0};
+    trial_wire(t);
+    for (int r = 0; r < ROLES; r++) {
+        if (!t->t[r]) continue;
+        if (r >= (int)first && r <= (int)last)
+            tensor_poison(t->t[r]);
+        else
+            before[r] = tensor_digest(t->t[r]);
+    }
+    const ffpa_status status = first == O ? ffpa_forward(ctx, &t->f) : ffpa_backward(ctx, &t->g);
+    for (int r = 0; r < ROLES; r++) {
+        if (!t->t[r]) continue;
+        const bool output = r >= (int)first && r <= (int)last;
+        const bool appended = t->t[K_NEW] && (r == K || r == V);
+        if (output || appended)
+            tensor_check_guards(t->t[r], role_name[r]);
+        else if (before[r] != tensor_digest(t->t[r]))
+            fail_msg("%s: an input was changed by %s", role_name[r], trial_text(t));
+        if (output && status != FFPA_OK && !t->t[r]->mapped) {
+            tensor *untouched = tensor_copy(t->t[r], t->t[r]->view.dtype);
+            tensor_poison(untouched);
+            if (!tensor_same_bits(untouched, t->t[r]))
+                fail_msg("%s: written by a call that failed", role_name[r]);
+            tensor_free(untouched);
+        }
+    }
+    return status;
+}
+
+ffpa_status trial_forward(trial *t, ffpa_context *ctx) { return run(t, ctx, O, LSE); }
+
+ffpa_status trial_backward(trial *t, ffpa_context *ctx) { return run(t, ctx, DQ, DSINK); }
+
+/* ---- description ---- */
+
+static int option_text(const trial *t, char *text, size_t room)
+{
+    const ffpa_forward_params *f = &t->f;
+    int n = 0;
+#define SAY(...) n += snprintf(text + n, (size_t)n < room ? room - (size_t)n : 0, __VA_ARGS__)
+    if (f->causal) SAY(",%s", f->causal == FFPA_TOP_LEFT ? "causal_tl" : "causal");
+    if (f->flags & FFPA_WINDOW) SAY(",win%lld:%lld", (long long)f->window_left, (long long)f->window_right);
+    if (t->t[MASK]) {
+        const int64_t *s = t->t[MASK]->view.shape;
+        SAY(",mask=%s:", tensor_dtype(t->t[MASK]->view.dtype));
+        for (int a = 0; a < 4; a++) {
+            if (s[a] > 1) SAY("%c", "bhqk"[a]);
+        }
+    }
+    if (f->softcap > 0) SAY(",softcap%g", (double)f->softcap);
+    if (t->t[ALIBI]) SAY(",alibi");
+    if (t->t[SINK]) SAY(",sink");
+    if (f->dropout) SAY(",dropout%g", (double)t->dropout.p);
+    if (f->flags & FFPA_SCALE) SAY(",scale%g", (double)f->scale);
+    if (f->varlen) SAY(" (varlen of %lld)", (long long)t->varlen.batch);
+    if (f->kv_cache) SAY(" (cache%s)", t->cache.block_table ? ", paged" : "");
+    if (t->t[K_NEW]) SAY(" (appended)");
+    if (t->t[DLSE]) SAY(" (dlse)");
+#undef SAY
+    return n;
+}
+
+const char *trial_text(const trial *t)
+{
+    static char text[512];
+    const trial_spec *s = &t->spec;
+    const int n = snprintf(text, sizeof text, "%s,%s,b%lldh%lldk%lld,q%lldk%lld,d%lldv%lld",
+                           s->backward ? "bwd" : "fwd", tensor_dtype(s->dtype), (long long)s->b,
+                           (long long)s->hq, (long long)s->hk, (long long)s->nq, (long long)s->nk,
+                           (long long)s->d, (long long)s->dv);
+    option_text(t, text + n, sizeof text - (size_t)n);
+    return text;
+}

@@ -1,0 +1,251 @@
+/* tensor_make.c - allocation, layout and poison of test tensors. */
+#define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
+#include "support/tensor_element.h"
+
+#include <assert.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <cmocka.h>
+
+enum { POISON = 0xff, GUARD = 64 /* elements before and after */ };
+
+const tensor_layout TENSOR_BNHD = {.order = {0, 2, 1, 3}};
+
+static void *must(void *memory)
+{
+    if (!memory) abort();
+    return memory;
+}
+
+/* Strides of a layout; returns the elements spanned, *first = offset of element [0,0,0,0]. */
+static int64_t lay_out(ffpa_tensor *v, const tensor_layout *l, int64_t *first)
+{
+    static const int plain[4] = {0, 1, 2, 3};
+    const int *order = l->order[0] == l->order[1] ? plain : l->order;
+    int64_t run = l->step ? l->step : 1;
+    *first = 0;
+    for (int k = 3; k >= 0; k--) {
+        const int a = order[k];
+        const int64_t n = v->shape[a] > 0 ? v->shape[a] : 1;
+        if (l->expand >> a & 1u) {
+            v->stride[a] = 0;
+            continue;
+        }
+        v->stride[a] = l->flip >> a & 1u ? -run : run;
+        if (l->flip >> a & 1u) *first += run * (n - 1);
+        run = run * n + l->pad[a];
+    }
+    return run;
+}
+
+static unsigned char *address(const tensor *t, int64_t b, int64_t h, int64_t n, int64_t d)
+{
+    const ffpa_tensor *v = &t->view;
+    const int64_t at = b * v->stride[0] + h * v->stride[1] + n * v->stride[2] + d * v->stride[3];
+    return (unsigned char *)v->data + at * (int64_t)tensor_element(v->dtype);
+}
+
+/* Walk over the elements in logical order, at b, h, n, d. */
+#define FOR_EACH_ELEMENT(t)                                                                     \
+    for (int64_t b = 0; b < (t)->view.shape[0]; b++)                                           \
+        for (int64_t h = 0; h < (t)->view.shape[1]; h++)                                       \
+            for (int64_t n = 0; n < (t)->view.shape[2]; n++)                                   \
+                for (int64_t d = 0; d < (t)->view.shape[3]; d++)
+
+static void mark_owned(tensor *t)
+{
+    const size_t size = tensor_element(t->view.dtype);
+    FOR_EACH_ELEMENT(t) t->owned[(size_t)(address(t, b, h, n, d) - t->memory) / size] = 1;
+}
+
+tensor *tensor_new(int32_t dtype, int64_t b, int64_t h, int64_t n, int64_t d,
+                   const tensor_layout *layout)
+{
+    static const tensor_layout plain = {0};
+    const tensor_layout *l = layout ? layout : &plain;
+    const size_t size = tensor_element(dtype);
+    tensor *t = must(calloc(1, sizeof *t));
+    t->view = ffpa_tensor_4d(NULL, (ffpa_dtype)dtype, b, h, n, d);
+    int64_t first;
+    const int64_t span = lay_out(&t->view, l, &first);
+    t->elements = (size_t)(span + l->skew) + 2 * GUARD;
+    const size_t bytes = (t->elements * size + 63) / 64 * 64;
+    t->memory = must(aligned_alloc(64, bytes));
+    memset(t->memory, POISON, bytes);
+    t->owned = must(calloc(t->elements, 1));
+    t->view.data = t->memory + (size_t)(GUARD + l->skew + first) * size;
+    mark_owned(t);
+    return t;
+}
+
+tensor *tensor_map(int32_t dtype, const int64_t shape[4], const int64_t stride[4])
+{
+    tensor *t = must(calloc(1, sizeof *t));
+    t->view.dtype = dtype;
+    t->elements = 1;
+    for (int a = 0; a < 4; a++) {
+        t->view.shape[a] = shape[a];
+        t->view.stride[a] = stride[a];
+        t->elements += (size_t)((shape[a] - 1) * stride[a]);
+    }
+    t->mapped = true;
+    void *memory = mmap(NULL, t->elements * tensor_element(dtype), PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    t->memory = must(memory == MAP_FAILED ? NULL : memory);
+    t->view.data = t->memory;
+    return t;
+}
+
+tensor *tensor_columns(tensor *of, int64_t columns)
+{
+    tensor *t = must(calloc(1, sizeof *t));
+    t->view = of->view;
+    t->view.shape[3] = columns;
+    return t;
+}
+
+tensor *tensor_copy(const tensor *t, int32_t dtype)
+{
+    const int64_t *s = t->view.shape;
+    tensor *c = tensor_new(dtype, s[0], s[1], s[2], s[3], NULL);
+    FOR_EACH_ELEMENT(t)
+    {
+        if (!tensor_poisoned(t, b, h, n, d)) tensor_set(c, b, h, n, d, tensor_get(t, b, h, n, d));
+    }
+    return c;
+}
+
+void tensor_free(tensor *t)
+{
+    if (!t) return;
+    if (t->mapped) {
+        munmap(t->memory, t->elements * tensor_element(t->view.dtype));
+    } else {
+        free(t->memory);
+        free(t->owned);
+    }
+    free(t);
+}
+
+void tensor_poison(tensor *t)
+{
+    FOR_EACH_ELEMENT(t) memset(address(t, b, h, n, d), POISON, tensor_element(t->view.dtype));
+}
+
+bool tensor_poisoned(const tensor *t, int64_t b, int64_t h, int64_t n, int64_t d)
+{
+    const unsigned char *at = address(t, b, h, n, d);
+    for (size_t i = 0; i < tensor_element(t->view.dtype); i++) {
+        if (at[i] != POISON) return false;
+    }
+    return t->view.dtype != FFPA_BOOL;
+}
+
+void tensor_check_guards(const tensor *t, const char *name)
+{
+    if (!t || !t->owned) return;
+    const size_t size = tensor_element(t->view.dtype);
+    for (size_t e = 0; e < t->elements; e++) {
+        if (t->owned[e]) continue;
+        for (size_t i = 0; i < size; i++) {
+            if (t->memory[e * size + i] != POISON) {
+                const long long at = (long long)(t->memory + e * size - (unsigned char *)t->view.data);
+                fail_msg("%s: written outside the tensor, %lld bytes from its first element", name, at);
+            }
+        }
+    }
+}
+
+uint64_t tensor_digest(const tensor *t)
+{
+    uint64_t digest = 1469598103934665603u;
+    if (!t || t->mapped || !t->memory) return digest;
+    const size_t bytes = t->elements * tensor_element(t->view.dtype), words = bytes / 8;
+    for (size_t i = 0; i < words; i++) {
+        uint64_t word;
+        memcpy(&word, t->memory + 8 * i, 8);
+        digest = (digest ^ word) * 1099511628211u;
+        digest ^= digest >> 29;
+    }
+    for (size_t i = 8 * words; i < bytes; i++) digest = (digest ^ t->memory[i]) * 1099511628211u;
+    return digest;
+}
+
+bool tensor_same_bits(const tensor *a, const tensor *other)
+{
+    assert(a->view.dtype == other->view.dtype);
+    FOR_EACH_ELEMENT(a)
+    {
+        if (memcmp(address(a, b, h, n, d), address(other, b, h, n, d), tensor_element(a->view.dtype)))
+            return false;
+    }
+    return true;
+}
+
+int64_t tensor_count(const tensor *t)
+{
+    const int64_t *s = t->view.shape;
+    return s[0] * s[1] * s[2] * s[3];
+}
+
+double tensor_get(const tensor *t, int64_t b, int64_t h, int64_t n, int64_t d)
+{
+    return tensor_load(t->view.dtype, address(t, b, h, n, d));
+}
+
+void tensor_set(tensor *t, int64_t b, int64_t h, int64_t n, int64_t d, double value)
+{
+    tensor_store(t->view.dtype, address(t, b, h, n, d), value);
+}
+
+/* ---- contents ---- */
+
+void tensor_fill(tensor *t, double value)
+{
+    FOR_EACH_ELEMENT(t) tensor_set(t, b, h, n, d, value);
+}
+
+void tensor_hash(tensor *t, uint64_t stream, double factor)
+{
+    uint64_t flat = stream;
+    FOR_EACH_ELEMENT(t)
+    {
+        const uint32_t mixed = (uint32_t)(2654435761u * (flat + 1));
+        tensor_set(t, b, h, n, d, ((double)mixed / 4294967296.0 - 0.5) * factor);
+        flat++;
+    }
+}
+
+void tensor_random(tensor *t, uint64_t *rng, double low, double high)
+{
+    FOR_EACH_ELEMENT(t) tensor_set(t, b, h, n, d, low + (high - low) * tensor_unit(rng));
+}
+
+void tensor_identity(tensor *t)
+{
+    FOR_EACH_ELEMENT(t) tensor_set(t, b, h, n, d, n == d ? 1.0 : 0.0);
+}
+
+void tensor_values(tensor *t, int64_t columns, const double *values)
+{
+    FOR_EACH_ELEMENT(t) tensor_set(t, b, h, n, d, d < columns ? *values++ : 0.0);
+}
+
+uint64_t tensor_next(uint64_t *rng)
+{
+    uint64_t z = *rng += 0x9E3779B97F4A7C15u;
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ z >> 27) * 0x94D049BB133111EBu;
+    return z ^ z >> 31;
+}
+
+int64_t tensor_below(uint64_t *rng, int64_t bound)
+{
+    return (int64_t)(tensor_next(rng) % (uint64_t)bound);
+}
+
+double tensor_unit(uint64_t *rng) { return (double)(tensor_next(rng) >> 11) * 0x1p-53; }

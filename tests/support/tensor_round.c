@@ -1,0 +1,122 @@
+/* tensor_round.c - dtypes of test tensors: rounding, load and store of single elements. Written apart
+ * from the library's own conversions, which it judges. */
+#include "support/tensor_element.h"
+
+#include <math.h>
+#include <string.h>
+
+size_t tensor_element(int32_t dtype)
+{
+    switch (dtype) {
+    case FFPA_F64:
+    case FFPA_I64: return 8;
+    case FFPA_F32:
+    case FFPA_I32: return 4;
+    case FFPA_F16:
+    case FFPA_BF16: return 2;
+    default: return 1;
+    }
+}
+
+const char *tensor_dtype(int32_t dtype)
+{
+    switch (dtype) {
+    case FFPA_F64: return "f64";
+    case FFPA_F32: return "f32";
+    case FFPA_F16: return "f16";
+    case FFPA_BF16: return "bf16";
+    case FFPA_BOOL: return "bool";
+    default: return "?";
+    }
+}
+
+double tensor_ulp(int32_t dtype)
+{
+    switch (dtype) {
+    case FFPA_F64: return ldexp(1.0, -52);
+    case FFPA_F32: return ldexp(1.0, -23);
+    case FFPA_F16: return ldexp(1.0, -10);
+    default: return ldexp(1.0, -7);
+    }
+}
+
+/* Round to `bits` significant bits, exponents below `lowest` being subnormal, above `largest` infinite. */
+static double round_to(double x, int bits, int lowest, double largest)
+{
+    if (!isfinite(x) || x == 0.0) return x;
+    const int e = ilogb(x) < lowest ? lowest : ilogb(x);
+    const double unit = ldexp(1.0, e - (bits - 1));
+    const double y = nearbyint(x / unit) * unit;
+    return fabs(y) > largest ? copysign(INFINITY, x) : y;
+}
+
+double tensor_round(int32_t dtype, double value)
+{
+    switch (dtype) {
+    case FFPA_F32: return (double)(float)value;
+    case FFPA_F16: return round_to(value, 11, -14, 65504.0);
+    case FFPA_BF16: return round_to(value, 8, -126, 0x1.fep127);
+    default: return value;
+    }
+}
+
+static uint16_t f16_bits(double value)
+{
+    const double y = tensor_round(FFPA_F16, value);
+    const unsigned sign = signbit(y) ? 0x8000u : 0u;
+    if (isnan(y)) return (uint16_t)(sign | 0x7e00u);
+    if (isinf(y)) return (uint16_t)(sign | 0x7c00u);
+    if (fabs(y) < 0x1p-14) return (uint16_t)(sign | (unsigned)ldexp(fabs(y), 24));
+    const int e = ilogb(y);
+    const unsigned fraction = (unsigned)ldexp(fabs(y), 10 - e) - 1024u;
+    return (uint16_t)(sign | (unsigned)(e + 15) << 10 | fraction);
+}
+
+static double f16_value(uint16_t bits)
+{
+    const double sign = bits & 0x8000u ? -1.0 : 1.0;
+    const int e = bits >> 10 & 31, fraction = bits & 1023;
+    if (e == 31) return fraction ? (double)NAN : sign * (double)INFINITY;
+    return sign * (e ? ldexp(1024 + fraction, e - 25) : ldexp(fraction, -24));
+}
+
+double tensor_load(int32_t dtype, const unsigned char *at)
+{
+    uint16_t half;
+    uint32_t word;
+    float single;
+    double real;
+    switch (dtype) {
+    case FFPA_F64: memcpy(&real, at, 8); return real;
+    case FFPA_F32: memcpy(&single, at, 4); return (double)single;
+    case FFPA_F16: memcpy(&half, at, 2); return f16_value(half);
+    case FFPA_BF16:
+        memcpy(&half, at, 2);
+        word = (uint32_t)half << 16;
+        memcpy(&single, &word, 4);
+        return (double)single;
+    default: return (double)*at;
+    }
+}
+
+void tensor_store(int32_t dtype, unsigned char *at, double value)
+{
+    uint16_t half;
+    uint32_t word;
+    float single = (float)value;
+    switch (dtype) {
+    case FFPA_F64: memcpy(at, &value, 8); break;
+    case FFPA_F32: memcpy(at, &single, 4); break;
+    case FFPA_F16:
+        half = f16_bits(value);
+        memcpy(at, &half, 2);
+        break;
+    case FFPA_BF16:
+        single = (float)tensor_round(FFPA_BF16, value);
+        memcpy(&word, &single, 4);
+        half = (uint16_t)(word >> 16);
+        memcpy(at, &half, 2);
+        break;
+    default: *at = (unsigned char)value; break;
+    }
+}
