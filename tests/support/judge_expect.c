@@ -1,12 +1,9 @@
 /* judge_expect.c - closed-form answers, at every dtype, head dimension and path. */
 #include "support/judge_rule.h"
+#include "support/unit.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
-
-#include <cmocka.h>
 
 static const int64_t any_d[] = {8, 64, 256, 320, 512, 1024};
 
@@ -27,7 +24,8 @@ void for_each_setting(unsigned dtypes, int64_t d, void (*body)(const setting *s)
 static const char *label(const setting *s)
 {
     static char text[96];
-    snprintf(text, sizeof text, "%s, %s, D=%lld", s->path->name, tensor_dtype(s->dtype), (long long)s->d);
+    snprintf(text, sizeof text, "%s, %s, D=%lld", s->path->name, tensor_dtype(s->dtype),
+             (long long)s->d);
     return text;
 }
 
@@ -53,13 +51,16 @@ static bool matches(double is, double must, int32_t dtype, double slack)
     return fabs(is - must) <= units * ulp * (fabs(must) + slack) + 1e-7;
 }
 
-void expect_at(const trial *t, role r, const int64_t at[4], double expected, double slack, const setting *s)
+void expect_at(const trial *t, role r, const int64_t at[4], double expected, double slack,
+               const setting *s)
 {
     const tensor *x = t->t[r];
     const double is = tensor_get(x, at[0], at[1], at[2], at[3]);
-    if (tensor_poisoned(x, at[0], at[1], at[2], at[3]) || !matches(is, expected, x->view.dtype, slack))
-        fail_msg("%s: %s[%lld,%lld,%lld,%lld] is %.9g, must be %.9g\n  %s", label(s), role_name[r], (long long)at[0],
-                 (long long)at[1], (long long)at[2], (long long)at[3], is, expected, trial_text(t));
+    if (tensor_poisoned(x, at[0], at[1], at[2], at[3]) ||
+        !matches(is, expected, x->view.dtype, slack))
+        fail_msg("%s: %s[%lld,%lld,%lld,%lld] is %.9g, must be %.9g\n  %s", label(s),
+                 role_name[r], (long long)at[0], (long long)at[1], (long long)at[2],
+                 (long long)at[3], is, expected, trial_text(t));
 }
 
 /* `at` walks over all elements in logical order; false past the last. */
@@ -72,8 +73,8 @@ static bool next(const tensor *x, int64_t at[4])
     return false;
 }
 
-void expect_values(const trial *t, role r, int64_t columns, const double *expected, double slack,
-                   const setting *s)
+void expect_values(const trial *t, role r, int64_t columns, const double *expected,
+                   double slack, const setting *s)
 {
     int64_t at[4] = {0};
     if (tensor_count(t->t[r]) == 0) return;
@@ -82,12 +83,25 @@ void expect_values(const trial *t, role r, int64_t columns, const double *expect
     } while (next(t->t[r], at));
 }
 
-void expect_row(const trial *t, role r, int64_t n, double expected, double slack, const setting *s)
+static void expect_where(const trial *t, role r, const int64_t axis_index[2],
+                         const double must[2], const setting *s)
 {
     int64_t at[4] = {0};
     do {
-        if (at[2] == n) expect_at(t, r, at, expected, slack, s);
+        if (at[axis_index[0]] == axis_index[1]) expect_at(t, r, at, must[0], must[1], s);
     } while (next(t->t[r], at));
+}
+
+void expect_row(const trial *t, role r, int64_t n, double expected, double slack,
+                const setting *s)
+{
+    expect_where(t, r, (int64_t[]){2, n}, (double[]){expected, slack}, s);
+}
+
+void expect_column(const trial *t, role r, int64_t d, double expected, double slack,
+                   const setting *s)
+{
+    expect_where(t, r, (int64_t[]){3, d}, (double[]){expected, slack}, s);
 }
 
 void expect_all(const trial *t, role r, double expected, double slack, const setting *s)
@@ -102,8 +116,8 @@ void expect_all(const trial *t, role r, double expected, double slack, const set
 void expect_same(const trial *a, const trial *b, role r, const setting *s)
 {
     if (!tensor_same_bits(a->t[r], b->t[r]))
-        fail_msg("%s: %s differs between two calls that must agree bit for bit\n  %s", label(s), role_name[r],
-                 trial_text(a));
+        fail_msg("%s: %s differs between two calls that must agree bit for bit\n  %s", label(s),
+                 role_name[r], trial_text(a));
 }
 
 void expect_close(const trial *a, const trial *b, role r, double units, const setting *s)
@@ -118,10 +132,12 @@ void expect_close(const trial *a, const trial *b, role r, double units, const se
     do {
         const double must = tensor_get(y, at[0], at[1], at[2], at[3]);
         const double is = tensor_get(a->t[r], at[0], at[1], at[2], at[3]);
-        const bool same = isfinite(must) ? fabs(is - must) <= units * tensor_ulp(y->view.dtype) * largest
-                                         : matches(is, must, y->view.dtype, 0.0);
+        const bool same = isfinite(must)
+                              ? fabs(is - must) <= units * tensor_ulp(y->view.dtype) * largest
+                              : matches(is, must, y->view.dtype, 0.0);
         if (!same)
-            fail_msg("%s: %s[%lld,%lld,%lld,%lld] is %.9g in one call, %.9g in the other\n  %s", label(s), role_name[r],
-                     (long long)at[0], (long long)at[1], (long long)at[2], (long long)at[3], is, must, trial_text(a));
+            fail_msg("%s: %s[%lld,%lld,%lld,%lld] is %.9g in one call, %.9g in the other\n  %s",
+                     label(s), role_name[r], (long long)at[0], (long long)at[1],
+                     (long long)at[2], (long long)at[3], is, must, trial_text(a));
     } while (next(y, at));
 }

@@ -1,16 +1,15 @@
 /* judge_paths.c - contexts made once per test program and given back at exit. */
 #include "support/judge_paths.h"
+#include "support/unit.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 static judge_path paths[] = {
-    {"reference", "reference", NULL, NULL, true},   {"cpu/portable", "cpu", "portable", NULL, false},
-    {"cpu/avx2", "cpu", "avx2", NULL, false},       {"cpu/avx512", "cpu", "avx512", NULL, false},
+    {"reference", "reference", NULL, NULL, true},
+    {"cpu/portable", "cpu", "portable", NULL, false},
+    {"cpu/avx2", "cpu", "avx2", NULL, false},
+    {"cpu/avx512", "cpu", "avx512", NULL, false},
+    {"cpu/avx512_bf16", "cpu", "avx512_bf16", NULL, false},
     {NULL, NULL, NULL, NULL, false},
 };
 enum { PATHS = sizeof paths / sizeof *paths - 1 };
@@ -38,7 +37,8 @@ ffpa_context *judge_context(const char *backend, const char *isa, int threads)
 
 static void destroy_all(void)
 {
-    for (int i = 0; i < PATHS; i++) ffpa_context_destroy(paths[i].ctx);
+    for (int i = 0; i < PATHS; i++)
+        ffpa_context_destroy(paths[i].ctx);
     ffpa_context_destroy(reference);
     ffpa_context_destroy(naive);
 }
@@ -85,4 +85,10 @@ int judge_scale(void)
     const char *text = getenv("FFPA_TEST_SCALE");
     const int scale = text ? atoi(text) : 1;
     return scale > 1 ? scale : 1;
+}
+
+bool judge_quick(void)
+{
+    const char *effort = getenv("FFPA_TEST_EFFORT");
+    return effort && strcmp(effort, "quick") == 0;
 }

@@ -1,22 +1,18 @@
 /* judge_rule.c - a whole call against the oracle, and the oracle against the plain definition. */
 #include "support/judge_rule.h"
+#include "support/unit.h"
 
 #include "support/judge_plain.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <string.h>
-
-#include <cmocka.h>
 
 /* Past this many multiplications the plain definition is too slow to ask. */
 static const double PLAIN_COST = 4e6;
 
-#define FOR_EACH_AT(t)                                                                          \
-    for (int64_t b = 0; b < (t)->view.shape[0]; b++)                                           \
-        for (int64_t h = 0; h < (t)->view.shape[1]; h++)                                       \
-            for (int64_t n = 0; n < (t)->view.shape[2]; n++)                                   \
+#define FOR_EACH_AT(t)                                       \
+    for (int64_t b = 0; b < (t)->view.shape[0]; b++)         \
+        for (int64_t h = 0; h < (t)->view.shape[1]; h++)     \
+            for (int64_t n = 0; n < (t)->view.shape[2]; n++) \
                 for (int64_t d = 0; d < (t)->view.shape[3]; d++)
 
 static bool same_kind(double a, double b)
@@ -34,22 +30,25 @@ static void check_oracle(const trial *t, const char *repro)
     plain p = plain_attention(t);
     for (int r = O; r < ROLES; r++) {
         if (!p.out[r]) continue;
-        /* dmask and dsink are f32 even here; the rest is double. */
+        /* dsink is f32 even here; the rest is double. */
         const double unit = t->t[r]->view.dtype == FFPA_F64 ? 1e-11 : 3e-7;
         const double *want = p.out[r];
         double largest = 1.0;
         for (int64_t n = 0; n < tensor_count(t->t[r]); n++) {
-            if (isfinite(want[n]) && want[n] != plain_unwritten && fabs(want[n]) > largest) largest = fabs(want[n]);
+            if (isfinite(want[n]) && want[n] != plain_unwritten && fabs(want[n]) > largest)
+                largest = fabs(want[n]);
         }
         FOR_EACH_AT(t->t[r])
         {
             const double is = tensor_get(t->t[r], b, h, n, d), must = *want++;
             const bool unwritten = tensor_poisoned(t->t[r], b, h, n, d);
-            if (unwritten ? must == plain_unwritten : same_kind(is, must) && !(fabs(is - must) > unit * largest))
+            if (unwritten ? must == plain_unwritten
+                          : same_kind(is, must) && !(fabs(is - must) > unit * largest))
                 continue;
-            fail_msg("oracle: %s[%lld,%lld,%lld,%lld] is %.17g%s, by definition %.17g\n  %s\n  %s", role_name[r],
-                     (long long)b, (long long)h, (long long)n, (long long)d, is, unwritten ? " (unwritten)" : "",
-                     must, trial_text(t), repro);
+            fail_msg(
+                "oracle: %s[%lld,%lld,%lld,%lld] is %.17g%s, by definition %.17g\n  %s\n  %s",
+                role_name[r], (long long)b, (long long)h, (long long)n, (long long)d, is,
+                unwritten ? " (unwritten)" : "", must, trial_text(t), repro);
         }
     }
     plain_free(&p);
@@ -77,8 +76,8 @@ static distance measure(const tensor *out, const tensor *oracle)
     return m;
 }
 
-static void check_pattern(const tensor *out, const tensor *oracle, const char *name, const char *where,
-                          const char *text)
+static void check_pattern(const tensor *out, const tensor *oracle, const char *name,
+                          const char *where, const char *text)
 {
     FOR_EACH_AT(out)
     {
@@ -87,29 +86,36 @@ static void check_pattern(const tensor *out, const tensor *oracle, const char *n
         if (blank == tensor_poisoned(oracle, b, h, n, d) &&
             same_kind(a, tensor_round(out->view.dtype, r)))
             continue;
-        fail_msg("%s: %s[%lld,%lld,%lld,%lld] is %g%s, the oracle has %g\n  %s", where, name, (long long)b,
-                 (long long)h, (long long)n, (long long)d, a, blank ? " (unwritten)" : "", r, text);
+        fail_msg("%s: %s[%lld,%lld,%lld,%lld] is %g%s, the oracle has %g\n  %s", where, name,
+                 (long long)b, (long long)h, (long long)n, (long long)d, a,
+                 blank ? " (unwritten)" : "", r, text);
     }
 }
 
-static void check_outputs(const trial *t, const trial *oracle, const trial *naive, role first, role last,
-                          const char *where, const char *repro)
+/* The oracle's and the naive path's run of a trial. */
+typedef struct yardstick {
+    trial *oracle, *naive;
+    const char *repro;
+} yardstick;
+
+static void check_output(const trial *t, const yardstick *y, role r, const char *where)
 {
-    for (int r = first; r <= (int)last; r++) {
-        if (!t->t[r]) continue;
-        check_pattern(t->t[r], oracle->t[r], role_name[r], where, trial_text(t));
-        const distance is = measure(t->t[r], oracle->t[r]), yard = measure(naive->t[r], oracle->t[r]);
-        const double bound = (first == O ? 2.0 : 3.0) * yard.worst + 1e-5;
-        if (is.worst <= bound) continue;
-        fail_msg("%s: %s off by %.3g (relative L2 %.3g), allowed %.3g (naive %.3g)\n  %s\n  %s", where, role_name[r],
-                 is.worst, sqrt(is.difference / is.norm), bound, yard.worst, trial_text(t), repro);
-    }
+    if (!t->t[r]) return;
+    check_pattern(t->t[r], y->oracle->t[r], role_name[r], where, trial_text(t));
+    const distance is = measure(t->t[r], y->oracle->t[r]);
+    const double naive = measure(y->naive->t[r], y->oracle->t[r]).worst;
+    const double bound = (r <= LSE ? 2.0 : 3.0) * naive + 1e-5;
+    if (is.worst <= bound) return;
+    fail_msg("%s: %s off by %.3g (relative L2 %.3g), allowed %.3g (naive %.3g)\n  %s\n  %s",
+             where, role_name[r], is.worst, sqrt(is.difference / is.norm), bound, naive,
+             trial_text(t), y->repro);
 }
 
 static void must(ffpa_status status, const trial *t, const char *where, const char *repro)
 {
     if (status != FFPA_OK)
-        fail_msg("%s: %s: %s\n  %s\n  %s", where, ffpa_status_name(status), ffpa_last_error(), trial_text(t), repro);
+        fail_msg("%s: %s: %s\n  %s\n  %s", where, ffpa_status_name(status), ffpa_last_error(),
+                 trial_text(t), repro);
 }
 
 static void run_both(trial *t, ffpa_context *ctx, const char *where, const char *repro)
@@ -124,33 +130,39 @@ static void check_cache(const trial *t, const trial *oracle, const char *where)
     for (int r = K; r <= (int)V && t->t[K_NEW]; r++) {
         FOR_EACH_AT(t->t[r])
         {
-            const double is = tensor_get(t->t[r], b, h, n, d), must_be = tensor_get(oracle->t[r], b, h, n, d);
+            const double is = tensor_get(t->t[r], b, h, n, d),
+                         must_be = tensor_get(oracle->t[r], b, h, n, d);
             if (is == must_be || (isnan(is) && isnan(must_be))) continue;
-            fail_msg("%s: cache %s[%lld,%lld,%lld,%lld] is %g, the oracle has %g\n  %s", where, role_name[r],
-                     (long long)b, (long long)h, (long long)n, (long long)d, is, must_be, trial_text(t));
+            fail_msg("%s: cache %s[%lld,%lld,%lld,%lld] is %g, the oracle has %g\n  %s", where,
+                     role_name[r], (long long)b, (long long)h, (long long)n, (long long)d, is,
+                     must_be, trial_text(t));
         }
     }
 }
 
-static void check_path(trial *t, const judge_path *p, const trial *oracle, const trial *naive, const char *repro)
+static void check_path(trial *t, const judge_path *p, const yardstick *y)
 {
-    run_both(t, p->ctx, p->name, repro);
-    check_outputs(t, oracle, naive, O, LSE, p->name, repro);
-    if (t->spec.backward) check_outputs(t, oracle, naive, DQ, DSINK, p->name, repro);
-    check_cache(t, oracle, p->name);
+    run_both(t, p->ctx, p->name, y->repro);
+    for (int r = O; r < ROLES; r++)
+        check_output(t, y, (role)r, p->name);
+    check_cache(t, y->oracle, p->name);
 }
 
 static void judge(trial *t, const judge_path *first, int count, const char *repro)
 {
-    trial *oracle = trial_copy(t, FFPA_F64), *naive = trial_copy(t, 0);
-    run_both(oracle, judge_reference(), "oracle", repro);
-    check_oracle(oracle, repro);
-    run_both(naive, judge_naive(), "naive", repro);
-    for (int i = 0; i < count && first[i].ctx; i++) check_path(t, &first[i], oracle, naive, repro);
-    trial_free(oracle);
-    trial_free(naive);
+    yardstick y = {trial_copy(t, FFPA_F64), trial_copy(t, 0), repro};
+    run_both(y.oracle, judge_reference(), "oracle", repro);
+    check_oracle(y.oracle, repro);
+    run_both(y.naive, judge_naive(), "naive", repro);
+    for (int i = 0; i < count && first[i].ctx; i++)
+        check_path(t, &first[i], &y);
+    trial_free(y.oracle);
+    trial_free(y.naive);
 }
 
 void judge_trial(trial *t, const char *repro) { judge(t, judge_paths(), 99, repro); }
 
-void judge_trial_on(trial *t, const judge_path *path, const char *repro) { judge(t, path, 1, repro); }
+void judge_trial_on(trial *t, const judge_path *path, const char *repro)
+{
+    judge(t, path, 1, repro);
+}

@@ -4,6 +4,7 @@
 
 #include "support/judge_paths.h"
 #include "support/judge_trial.h"
+#include "support/unit.h"
 
 /* Run the trial on every path, on the oracle with float64 copies and on the naive path, forward and
  * (with spec.backward) backward. Each output must keep the rule
@@ -30,22 +31,36 @@ enum { ON_F32 = 1, ON_F16 = 2, ON_BF16 = 4, ON_ALL = 7 };
  * alone when it is not 0. */
 void for_each_setting(unsigned dtypes, int64_t d, void (*body)(const setting *s));
 
+/* A cmocka test that does so. */
+#define CASE(name, dtypes, d, body)        \
+    static void name(void **state)         \
+    {                                      \
+        (void)state;                       \
+        for_each_setting(dtypes, d, body); \
+    }
+
 /* Forward or backward on the setting's path; anything but FFPA_OK fails the test. */
 void must_forward(trial *t, const setting *s);
 void must_backward(trial *t, const setting *s);
 
 /* The first `columns` columns of every row are `expected` (logical order), the other columns 0, each to
  * one unit in the last place of the dtype, or `slack` units of 1. -INFINITY and NaN match themselves. */
-void expect_values(const trial *t, role r, int64_t columns, const double *expected, double slack,
-                   const setting *s);
+void expect_values(const trial *t, role r, int64_t columns, const double *expected,
+                   double slack, const setting *s);
 
 /* Every element of row n (of each batch and head) is `expected`. */
-void expect_row(const trial *t, role r, int64_t n, double expected, double slack, const setting *s);
+void expect_row(const trial *t, role r, int64_t n, double expected, double slack,
+                const setting *s);
 
 void expect_all(const trial *t, role r, double expected, double slack, const setting *s);
 
 /* One element. */
-void expect_at(const trial *t, role r, const int64_t at[4], double expected, double slack, const setting *s);
+void expect_at(const trial *t, role r, const int64_t at[4], double expected, double slack,
+               const setting *s);
+
+/* Every element of column d. */
+void expect_column(const trial *t, role r, int64_t d, double expected, double slack,
+                   const setting *s);
 
 /* Same bits. */
 void expect_same(const trial *a, const trial *b, role r, const setting *s);

@@ -1,16 +1,14 @@
 /* judge_trial.c - building and running one call. */
 #include "support/judge_trial.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
+#include "support/unit.h"
+
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include <cmocka.h>
-
-const char *const role_name[ROLES] = {"q",     "k",     "v",   "mask", "alibi", "sink", "dout",  "dlse", "k_new",
-                                      "v_new", "o",     "lse", "dq",   "dk",    "dv",   "dmask", "dsink"};
+const char *const role_name[ROLES] = {"q",    "k",    "v",     "mask",  "alibi", "sink",
+                                      "dout", "dlse", "k_new", "v_new", "o",     "lse",
+                                      "dq",   "dk",   "dv",    "dmask", "dsink"};
 
 static int64_t size(int64_t given, int64_t otherwise)
 {
@@ -19,17 +17,39 @@ static int64_t size(int64_t given, int64_t otherwise)
 
 static bool is_output(role r) { return r >= O; }
 
-tensor *trial_add(trial *t, role r, int32_t dtype, int64_t b, int64_t h, int64_t n, int64_t d,
-                  const tensor_layout *layout)
-{
-    trial_put(t, r, tensor_new(dtype, b, h, n, d, layout));
-    return t->t[r];
-}
-
-void trial_put(trial *t, role r, tensor *given)
+tensor *trial_put(trial *t, role r, tensor *given)
 {
     tensor_free(t->t[r]);
     t->t[r] = given;
+    return given;
+}
+
+static void put_new(trial *t, role r, int32_t dtype, const int64_t shape[4])
+{
+    trial_put(t, r,
+              tensor_new(dtype, shape[0], shape[1], shape[2], shape[3], &t->spec.layout[r]));
+}
+
+static void add_tensors(trial *t)
+{
+    const trial_spec *s = &t->spec;
+    const int64_t q[4] = {s->b, s->hq, s->nq, s->d}, o[4] = {s->b, s->hq, s->nq, s->dv};
+    const int64_t k[4] = {s->b, s->hk, s->nk, s->d}, v[4] = {s->b, s->hk, s->nk, s->dv};
+    const int64_t rows[4] = {s->b, s->hq, s->nq, 1};
+    put_new(t, Q, s->dtype, q);
+    put_new(t, K, s->dtype, k);
+    put_new(t, V, s->dtype, v);
+    put_new(t, O, s->o_dtype, o);
+    put_new(t, LSE, s->dtype == FFPA_F64 ? FFPA_F64 : FFPA_F32, rows);
+    tensor_hash(t->t[Q], 0, 1.0);
+    tensor_hash(t->t[K], 1000000, 1.0);
+    tensor_hash(t->t[V], 2000000, 1.0);
+    if (!s->backward) return;
+    put_new(t, DOUT, s->o_dtype, o);
+    put_new(t, DQ, s->dtype, q);
+    put_new(t, DK, s->dtype, k);
+    put_new(t, DV, s->dtype, v);
+    tensor_hash(t->t[DOUT], 3000000, 1.0);
 }
 
 trial *trial_new(const trial_spec *spec)
@@ -46,24 +66,14 @@ trial *trial_new(const trial_spec *spec)
     t->g = ffpa_backward_params_init();
     t->f.flags = FFPA_SCALE;
     t->f.scale = 1.0f;
-    const int32_t lse_dtype = s->dtype == FFPA_F64 ? FFPA_F64 : FFPA_F32;
-    const tensor_layout *l = s->layout;
-    tensor_hash(trial_add(t, Q, s->dtype, s->b, s->hq, s->nq, s->d, &l[Q]), 0, 1.0);
-    tensor_hash(trial_add(t, K, s->dtype, s->b, s->hk, s->nk, s->d, &l[K]), 1000000, 1.0);
-    tensor_hash(trial_add(t, V, s->dtype, s->b, s->hk, s->nk, s->dv, &l[V]), 2000000, 1.0);
-    trial_add(t, O, s->o_dtype, s->b, s->hq, s->nq, s->dv, &l[O]);
-    trial_add(t, LSE, lse_dtype, s->b, s->hq, s->nq, 1, &l[LSE]);
-    if (!s->backward) return t;
-    tensor_hash(trial_add(t, DOUT, s->o_dtype, s->b, s->hq, s->nq, s->dv, &l[DOUT]), 3000000, 1.0);
-    trial_add(t, DQ, s->dtype, s->b, s->hq, s->nq, s->d, &l[DQ]);
-    trial_add(t, DK, s->dtype, s->b, s->hk, s->nk, s->d, &l[DK]);
-    trial_add(t, DV, s->dtype, s->b, s->hk, s->nk, s->dv, &l[DV]);
+    add_tensors(t);
     return t;
 }
 
 void trial_use_dropout(trial *t, float p, uint64_t seed, uint64_t offset)
 {
-    t->dropout = (ffpa_dropout){.struct_size = sizeof t->dropout, .p = p, .seed = seed, .offset = offset};
+    t->dropout = (ffpa_dropout){
+        .struct_size = sizeof t->dropout, .p = p, .seed = seed, .offset = offset};
     t->f.dropout = &t->dropout;
 }
 
@@ -72,6 +82,29 @@ void trial_use_window(trial *t, int64_t left, int64_t right)
     t->f.flags |= FFPA_WINDOW;
     t->f.window_left = left;
     t->f.window_right = right;
+}
+
+void trial_use_varlen(trial *t, int64_t batch, const int32_t *cu_q, const int32_t *cu_k)
+{
+    t->varlen = (ffpa_varlen){.struct_size = sizeof t->varlen,
+                              .batch = batch,
+                              .cu_q = cu_q,
+                              .cu_k = cu_k,
+                              .index_dtype = FFPA_I32};
+    t->f.varlen = &t->varlen;
+}
+
+void trial_use_cache(trial *t, const int32_t *lengths)
+{
+    t->cache = (ffpa_kv_cache){
+        .struct_size = sizeof t->cache, .lengths = lengths, .index_dtype = FFPA_I32};
+    t->f.kv_cache = &t->cache;
+}
+
+void trial_use_mask(trial *t, const int64_t shape[4], const double *keep)
+{
+    tensor *mask = tensor_new(FFPA_BOOL, shape[0], shape[1], shape[2], shape[3], NULL);
+    tensor_values(trial_put(t, MASK, mask), shape[3], keep);
 }
 
 trial *trial_copy(const trial *t, int32_t dtype)
@@ -84,11 +117,9 @@ trial *trial_copy(const trial *t, int32_t dtype)
     if (t->f.kv_cache) c->f.kv_cache = &c->cache;
     if (dtype) c->spec.dtype = c->spec.o_dtype = dtype;
     for (int r = 0; r < ROLES; r++) {
-        const bool fixed = r == MASK || r == ALIBI || r == SINK || r == DMASK || r == DSINK;
+        const bool fixed = r == MASK || r == ALIBI || r == SINK || r == DSINK;
         if (!t->t[r]) continue;
-        int32_t as = fixed || !dtype ? t->t[r]->view.dtype : dtype;
-        if (dtype && r == DMASK) as = FFPA_F32;
-        c->t[r] = tensor_copy(t->t[r], as);
+        c->t[r] = tensor_copy(t->t[r], fixed || !dtype ? t->t[r]->view.dtype : dtype);
         if (is_output((role)r)) tensor_poison(c->t[r]);
     }
     return c;
@@ -96,7 +127,8 @@ trial *trial_copy(const trial *t, int32_t dtype)
 
 void trial_free(trial *t)
 {
-    for (int r = 0; r < ROLES; r++) tensor_free(t->t[r]);
+    for (int r = 0; r < ROLES; r++)
+        tensor_free(t->t[r]);
     free(t);
 }
 
@@ -109,7 +141,8 @@ static ffpa_tensor view(const trial *t, role r)
 void trial_wire(trial *t)
 {
     ffpa_forward_params *f = &t->f;
-    f->q = view(t, Q), f->k = view(t, K), f->v = view(t, V), f->o = view(t, O), f->lse = view(t, LSE);
+    f->q = view(t, Q), f->k = view(t, K), f->v = view(t, V), f->o = view(t, O),
+    f->lse = view(t, LSE);
     f->mask = view(t, MASK), f->alibi = view(t, ALIBI), f->sink = view(t, SINK);
     t->cache.k_new = view(t, K_NEW), t->cache.v_new = view(t, V_NEW);
     ffpa_backward_params *g = &t->g;
@@ -119,7 +152,16 @@ void trial_wire(trial *t)
     g->dmask = view(t, DMASK), g->dsink = view(t, DSINK);
 }
 
-/* Run `call` with the outputs first..last poisoned; everything else must come out as it went in. */
+static void check_blank(const tensor *t, const char *name)
+{
+    if (t->mapped) return;
+    tensor *blank = tensor_copy(t, t->view.dtype);
+    tensor_poison(blank);
+    if (!tensor_same_bits(blank, t)) fail_msg("%s: written by a call that failed", name);
+    tensor_free(blank);
+}
+
+/* Run with the outputs first..last poisoned; everything else must come out as it went in. */
 static ffpa_status run(trial *t, ffpa_context *ctx, role first, role last)
 {
     uint64_t before[ROLES] = {0};
@@ -131,22 +173,17 @@ static ffpa_status run(trial *t, ffpa_context *ctx, role first, role last)
         else
             before[r] = tensor_digest(t->t[r]);
     }
-    const ffpa_status status = first == O ? ffpa_forward(ctx, &t->f) : ffpa_backward(ctx, &t->g);
+    const ffpa_status status =
+        first == O ? ffpa_forward(ctx, &t->f) : ffpa_backward(ctx, &t->g);
     for (int r = 0; r < ROLES; r++) {
-        if (!t->t[r]) continue;
         const bool output = r >= (int)first && r <= (int)last;
-        const bool appended = t->t[K_NEW] && (r == K || r == V);
+        const bool appended = status == FFPA_OK && t->t[K_NEW] && (r == K || r == V);
+        if (!t->t[r]) continue;
         if (output || appended)
             tensor_check_guards(t->t[r], role_name[r]);
         else if (before[r] != tensor_digest(t->t[r]))
             fail_msg("%s: an input was changed by %s", role_name[r], trial_text(t));
-        if (output && status != FFPA_OK && !t->t[r]->mapped) {
-            tensor *untouched = tensor_copy(t->t[r], t->t[r]->view.dtype);
-            tensor_poison(untouched);
-            if (!tensor_same_bits(untouched, t->t[r]))
-                fail_msg("%s: written by a call that failed", role_name[r]);
-            tensor_free(untouched);
-        }
+        if (output && status != FFPA_OK) check_blank(t->t[r], role_name[r]);
     }
     return status;
 }
@@ -163,7 +200,8 @@ static int option_text(const trial *t, char *text, size_t room)
     int n = 0;
 #define SAY(...) n += snprintf(text + n, (size_t)n < room ? room - (size_t)n : 0, __VA_ARGS__)
     if (f->causal) SAY(",%s", f->causal == FFPA_TOP_LEFT ? "causal_tl" : "causal");
-    if (f->flags & FFPA_WINDOW) SAY(",win%lld:%lld", (long long)f->window_left, (long long)f->window_right);
+    if (f->flags & FFPA_WINDOW)
+        SAY(",win%lld:%lld", (long long)f->window_left, (long long)f->window_right);
     if (t->t[MASK]) {
         const int64_t *s = t->t[MASK]->view.shape;
         SAY(",mask=%s:", tensor_dtype(t->t[MASK]->view.dtype));
@@ -190,8 +228,8 @@ const char *trial_text(const trial *t)
     const trial_spec *s = &t->spec;
     const int n = snprintf(text, sizeof text, "%s,%s,b%lldh%lldk%lld,q%lldk%lld,d%lldv%lld",
                            s->backward ? "bwd" : "fwd", tensor_dtype(s->dtype), (long long)s->b,
-                           (long long)s->hq, (long long)s->hk, (long long)s->nq, (long long)s->nk,
-                           (long long)s->d, (long long)s->dv);
+                           (long long)s->hq, (long long)s->hk, (long long)s->nq,
+                           (long long)s->nk, (long long)s->d, (long long)s->dv);
     option_text(t, text + n, sizeof text - (size_t)n);
     return text;
 }

@@ -1,15 +1,11 @@
 /* tensor_make.c - allocation, layout and poison of test tensors. */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include "support/tensor_element.h"
+#include "support/unit.h"
 
 #include <assert.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
-
-#include <cmocka.h>
 
 enum { POISON = 0xff, GUARD = 64 /* elements before and after */ };
 
@@ -45,15 +41,16 @@ static int64_t lay_out(ffpa_tensor *v, const tensor_layout *l, int64_t *first)
 static unsigned char *address(const tensor *t, int64_t b, int64_t h, int64_t n, int64_t d)
 {
     const ffpa_tensor *v = &t->view;
-    const int64_t at = b * v->stride[0] + h * v->stride[1] + n * v->stride[2] + d * v->stride[3];
+    const int64_t at =
+        b * v->stride[0] + h * v->stride[1] + n * v->stride[2] + d * v->stride[3];
     return (unsigned char *)v->data + at * (int64_t)tensor_element(v->dtype);
 }
 
 /* Walk over the elements in logical order, at b, h, n, d. */
-#define FOR_EACH_ELEMENT(t)                                                                     \
-    for (int64_t b = 0; b < (t)->view.shape[0]; b++)                                           \
-        for (int64_t h = 0; h < (t)->view.shape[1]; h++)                                       \
-            for (int64_t n = 0; n < (t)->view.shape[2]; n++)                                   \
+#define FOR_EACH_ELEMENT(t)                                  \
+    for (int64_t b = 0; b < (t)->view.shape[0]; b++)         \
+        for (int64_t h = 0; h < (t)->view.shape[1]; h++)     \
+            for (int64_t n = 0; n < (t)->view.shape[2]; n++) \
                 for (int64_t d = 0; d < (t)->view.shape[3]; d++)
 
 static void mark_owned(tensor *t)
@@ -114,7 +111,8 @@ tensor *tensor_copy(const tensor *t, int32_t dtype)
     tensor *c = tensor_new(dtype, s[0], s[1], s[2], s[3], NULL);
     FOR_EACH_ELEMENT(t)
     {
-        if (!tensor_poisoned(t, b, h, n, d)) tensor_set(c, b, h, n, d, tensor_get(t, b, h, n, d));
+        if (!tensor_poisoned(t, b, h, n, d))
+            tensor_set(c, b, h, n, d, tensor_get(t, b, h, n, d));
     }
     return c;
 }
@@ -153,8 +151,10 @@ void tensor_check_guards(const tensor *t, const char *name)
         if (t->owned[e]) continue;
         for (size_t i = 0; i < size; i++) {
             if (t->memory[e * size + i] != POISON) {
-                const long long at = (long long)(t->memory + e * size - (unsigned char *)t->view.data);
-                fail_msg("%s: written outside the tensor, %lld bytes from its first element", name, at);
+                const long long at =
+                    (long long)(t->memory + e * size - (unsigned char *)t->view.data);
+                fail_msg("%s: written outside the tensor, %lld bytes from its first element",
+                         name, at);
             }
         }
     }
@@ -171,7 +171,8 @@ uint64_t tensor_digest(const tensor *t)
         digest = (digest ^ word) * 1099511628211u;
         digest ^= digest >> 29;
     }
-    for (size_t i = 8 * words; i < bytes; i++) digest = (digest ^ t->memory[i]) * 1099511628211u;
+    for (size_t i = 8 * words; i < bytes; i++)
+        digest = (digest ^ t->memory[i]) * 1099511628211u;
     return digest;
 }
 
@@ -180,7 +181,8 @@ bool tensor_same_bits(const tensor *a, const tensor *other)
     assert(a->view.dtype == other->view.dtype);
     FOR_EACH_ELEMENT(a)
     {
-        if (memcmp(address(a, b, h, n, d), address(other, b, h, n, d), tensor_element(a->view.dtype)))
+        if (memcmp(address(a, b, h, n, d), address(other, b, h, n, d),
+                   tensor_element(a->view.dtype)))
             return false;
     }
     return true;

@@ -1,0 +1,189 @@
+/* test_cases_determinism.c - same bits from run to run, for any number of threads, and whoever shares
+ * the batch: cases B54 and B55. */
+#include "support/judge_rule.h"
+
+#include <math.h>
+
+static const role outputs[] = {O, LSE, DQ, DK, DV, DMASK, DSINK};
+
+static void expect_same_outputs(const trial *a, const trial *b, const setting *s)
+{
+    for (size_t x = 0; x < COUNT(outputs); x++) {
+        if (a->t[outputs[x]]) expect_same(a, b, outputs[x], s);
+    }
+}
+
+static void run(trial *t, ffpa_context *ctx)
+{
+    assert_ok(trial_forward(t, ctx));
+    if (t->spec.backward) assert_ok(trial_backward(t, ctx));
+}
+
+static void thirty_runs(const setting *s)
+{
+    trial *t = trial_new(&(trial_spec){
+        .dtype = s->dtype, .b = 2, .hq = 8, .hk = 2, .nq = 300, .d = s->d, .backward = true});
+    t->f.causal = FFPA_BOTTOM_RIGHT;
+    t->f.flags = FFPA_DETERMINISTIC;
+    trial *first = trial_copy(t, 0);
+    run(first, s->path->ctx);
+    const int runs =
+        s->path->slow || judge_quick() || strstr(s->path->name, "portable") ? 3 : 30;
+    for (int n = 1; n < runs; n++) {
+        run(t, s->path->ctx);
+        expect_same_outputs(t, first, s);
+    }
+    trial_free(t);
+    trial_free(first);
+}
+CASE(b54_thirty_runs_agree, ON_BF16, 512, thirty_runs)
+
+/* Problems that are cut into pieces in different ways. */
+static trial *cut(int kind, const setting *s)
+{
+    static const trial_spec list[] = {
+        {.b = 2, .hq = 4, .hk = 2, .nq = 150, .backward = true},
+        {.hq = 1, .nq = 333, .backward = true},
+        {.hq = 8, .hk = 1, .nq = 1, .nk = 3000},
+        {.hq = 3, .hk = 1, .nq = 5, .nk = 1500, .backward = true},
+        {.hq = 2, .nq = 1000, .nk = 7, .backward = true},
+    };
+    trial_spec spec = list[kind];
+    spec.dtype = s->dtype, spec.d = s->d;
+    trial *t = trial_new(&spec);
+    const trial_spec *sizes = &t->spec;
+    if (kind < 2) t->f.causal = FFPA_BOTTOM_RIGHT;
+    if (!sizes->backward) return t;
+    tensor_hash(trial_put(t, MASK, tensor_new(FFPA_F32, 1, 1, 1, sizes->nk, NULL)), 9, 2);
+    trial_put(t, DMASK, tensor_new(FFPA_F32, 1, 1, 1, sizes->nk, NULL));
+    tensor_hash(trial_put(t, SINK, tensor_new(FFPA_F32, 1, sizes->hq, 1, 1, NULL)), 10, 2);
+    trial_put(t, DSINK, tensor_new(FFPA_F32, 1, sizes->hq, 1, 1, NULL));
+    trial_use_dropout(t, .1f, 3, 4);
+    return t;
+}
+
+static void thread_counts(const setting *s)
+{
+    for (int kind = 0; kind < 5; kind++) {
+        trial *first = cut(kind, s), *t = trial_copy(first, 0);
+        ffpa_context *one = judge_context(s->path->backend, s->path->isa, 1);
+        run(first, one);
+        ffpa_context_destroy(one);
+        const int counts[] = {2, 3, 8};
+        for (size_t x = 0; x < COUNT(counts); x++) {
+            ffpa_context *many = judge_context(s->path->backend, s->path->isa, counts[x]);
+            run(t, many);
+            expect_same_outputs(t, first, s);
+            ffpa_context_destroy(many);
+        }
+        trial_free(t);
+        trial_free(first);
+    }
+}
+CASE(b54_thread_count_changes_no_bit, ON_F32 | ON_BF16, 256, thread_counts)
+
+/* ---- batch invariance ---- */
+
+enum { B = 9, MIDDLE = 4, LONGEST = 1500 };
+static const int32_t lengths[B] = {1, 130, 64, 900, 777, 0, 1500, 776, 300};
+
+/* Element [b, h, 0, c] of a batch equals [0, h, 0, c] of the row alone, bit for bit. */
+static void expect_row_alone(const trial *batch, const trial *alone, const setting *s)
+{
+    for (int64_t h = 0; h < batch->spec.hq; h++) {
+        for (int64_t c = 0; c < s->d; c++) {
+            const double a = tensor_get(batch->t[O], MIDDLE, h, 0, c),
+                         b = tensor_get(alone->t[O], 0, h, 0, c);
+            if (a != b)
+                fail_msg("%s, D=%lld: o[%d,%lld,0,%lld] is %.9g in the batch, %.9g alone",
+                         s->path->name, (long long)s->d, MIDDLE, (long long)h, (long long)c, a,
+                         b);
+        }
+        assert_true(tensor_get(batch->t[LSE], MIDDLE, h, 0, 0) ==
+                    tensor_get(alone->t[LSE], 0, h, 0, 0));
+    }
+}
+
+/* A decode row in a cache of 9 sequences, and alone in a cache of its own length or a longer one. */
+static void decode_row(const setting *s)
+{
+    trial *batch = trial_new(&(trial_spec){
+        .dtype = s->dtype, .b = B, .hq = 8, .hk = 2, .nq = 1, .nk = LONGEST, .d = s->d});
+    trial_use_cache(batch, lengths);
+    must_forward(batch, s);
+    const int64_t capacity[] = {lengths[MIDDLE], LONGEST, 1024};
+    for (size_t x = 0; x < COUNT(capacity); x++) {
+        trial *alone = trial_new(&(trial_spec){
+            .dtype = s->dtype, .hq = 8, .hk = 2, .nq = 1, .nk = capacity[x], .d = s->d});
+        for (int64_t h = 0; h < 8; h++) {
+            for (int64_t c = 0; c < s->d; c++)
+                tensor_set(alone->t[Q], 0, h, 0, c, tensor_get(batch->t[Q], MIDDLE, h, 0, c));
+        }
+        for (int64_t h = 0; h < 2; h++) {
+            for (int64_t j = 0; j < lengths[MIDDLE]; j++) {
+                for (int64_t c = 0; c < s->d; c++) {
+                    tensor_set(alone->t[K], 0, h, j, c,
+                               tensor_get(batch->t[K], MIDDLE, h, j, c));
+                    tensor_set(alone->t[V], 0, h, j, c,
+                               tensor_get(batch->t[V], MIDDLE, h, j, c));
+                }
+            }
+        }
+        trial_use_cache(alone, &lengths[MIDDLE]);
+        must_forward(alone, s);
+        expect_row_alone(batch, alone, s);
+        alone->f.kv_cache = NULL;
+        if (capacity[x] == lengths[MIDDLE]) {
+            must_forward(alone, s);
+            expect_row_alone(batch, alone, s);
+        }
+        trial_free(alone);
+    }
+    trial_free(batch);
+}
+CASE(b55_batch_invariance, ON_ALL, 64, decode_row)
+CASE(b55_batch_invariance_d512, ON_F32 | ON_BF16, 512, decode_row)
+
+/* The middle sequence of a dense batch of prefills, and that sequence alone. */
+static void prefill(const setting *s)
+{
+    trial *batch = trial_new(
+        &(trial_spec){.dtype = s->dtype, .b = B, .hq = 2, .nq = 40, .nk = 90, .d = s->d});
+    trial *alone =
+        trial_new(&(trial_spec){.dtype = s->dtype, .hq = 2, .nq = 40, .nk = 90, .d = s->d});
+    const role inputs[] = {Q, K, V};
+    for (size_t x = 0; x < COUNT(inputs); x++) {
+        const tensor *from = batch->t[inputs[x]];
+        for (int64_t h = 0; h < 2; h++) {
+            for (int64_t n = 0; n < from->view.shape[2]; n++) {
+                for (int64_t c = 0; c < s->d; c++)
+                    tensor_set(alone->t[inputs[x]], 0, h, n, c,
+                               tensor_get(from, MIDDLE, h, n, c));
+            }
+        }
+    }
+    must_forward(batch, s);
+    must_forward(alone, s);
+    for (int64_t h = 0; h < 2; h++) {
+        for (int64_t n = 0; n < 40; n++) {
+            for (int64_t c = 0; c < s->d; c++)
+                assert_true(tensor_get(batch->t[O], MIDDLE, h, n, c) ==
+                            tensor_get(alone->t[O], 0, h, n, c));
+        }
+    }
+    trial_free(batch);
+    trial_free(alone);
+}
+CASE(b55_prefill_batch_invariance, ON_ALL, 320, prefill)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(b54_thirty_runs_agree),
+        cmocka_unit_test(b54_thread_count_changes_no_bit),
+        cmocka_unit_test(b55_batch_invariance),
+        cmocka_unit_test(b55_batch_invariance_d512),
+        cmocka_unit_test(b55_prefill_batch_invariance),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

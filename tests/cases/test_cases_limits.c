@@ -1,0 +1,112 @@
+/* test_cases_limits.c - sizes at which 32-bit offsets and 16-bit grids break: cases B33 to B35. */
+#include "support/judge_rule.h"
+
+#include <math.h>
+
+/* A sparse [1,1,rows,columns] tensor whose third row starts past 2^31 elements. */
+static tensor *far_rows(int32_t dtype, int64_t rows, int64_t columns)
+{
+    const int64_t shape[4] = {1, 1, rows, columns},
+                  stride[4] = {0, 0, ((int64_t)1 << 30) + 8, 1};
+    return tensor_map(dtype, shape, stride);
+}
+
+static void far_mask(const setting *s)
+{
+    trial *t = trial_new(
+        &(trial_spec){.dtype = s->dtype, .nq = 3, .nk = 4, .d = s->d, .backward = true});
+    trial *near = trial_copy(t, 0);
+    tensor_hash(trial_put(near, MASK, tensor_new(FFPA_F16, 1, 1, 3, 4, NULL)), 4000000, 8);
+    trial_put(near, DMASK, tensor_new(FFPA_F16, 1, 1, 3, 4, NULL));
+    tensor_hash(trial_put(t, MASK, far_rows(FFPA_F16, 3, 4)), 4000000, 8);
+    trial_put(t, DMASK, far_rows(FFPA_F16, 3, 4));
+    must_forward(t, s);
+    must_forward(near, s);
+    must_backward(t, s);
+    must_backward(near, s);
+    const role outputs[] = {O, LSE, DQ, DK, DV, DMASK};
+    for (size_t x = 0; x < COUNT(outputs); x++)
+        expect_close(t, near, outputs[x], 1, s);
+    judge_trial_on(t, s->path, "b33");
+    trial_free(t);
+    trial_free(near);
+}
+CASE(b33_mask_rows_past_2g, ON_F32 | ON_BF16, 64, far_mask)
+
+static void far_keys(const setting *s)
+{
+    trial *t = trial_new(
+        &(trial_spec){.dtype = s->dtype, .nq = 3, .nk = 3, .d = s->d, .backward = true});
+    const role far[] = {Q, K, V, DOUT};
+    for (size_t x = 0; x < COUNT(far); x++)
+        tensor_hash(trial_put(t, far[x], far_rows(s->dtype, 3, s->d)), 1000000 * x, 1);
+    judge_trial_on(t, s->path, "b33 keys");
+    trial_free(t);
+}
+CASE(b33_rows_past_2g, ON_BF16, 64, far_keys)
+
+static void many_heads(const setting *s)
+{
+    for (int by_head = 0; by_head < 2; by_head++) {
+        trial_spec spec = {.dtype = s->dtype, .d = s->d, .backward = true};
+        *(by_head ? &spec.hq : &spec.b) = 65537;
+        trial *t = trial_new(&spec);
+        must_forward(t, s);
+        must_backward(t, s);
+        for (int64_t b = 0; b < 65537; b++) {
+            const int64_t at_b = by_head ? 0 : b, at_h = by_head ? b : 0;
+            for (int64_t c = 0; c < s->d; c += 21) {
+                assert_true(tensor_get(t->t[O], at_b, at_h, 0, c) ==
+                            tensor_get(t->t[V], at_b, at_h, 0, c));
+                assert_true(tensor_get(t->t[DV], at_b, at_h, 0, c) ==
+                            tensor_get(t->t[DOUT], at_b, at_h, 0, c));
+            }
+        }
+        trial_free(t);
+    }
+}
+CASE(b34_65537_batches_or_heads, ON_F32, 64, many_heads)
+
+static tensor *plain_map(int64_t b, int64_t h, int64_t d)
+{
+    return tensor_map(FFPA_BF16, (int64_t[]){b, h, 1, d}, (int64_t[]){h * d, d, d, 1});
+}
+
+static void scratch_index(const setting *s)
+{
+    enum { B = 1025, H = 16 };
+    if (judge_quick() && s->path->slow) return; /* the other paths are what this is about */
+    trial *t = trial_new(&(trial_spec){.dtype = s->dtype, .d = s->d, .backward = true});
+    const role all[] = {Q, K, V, DOUT, O, DQ, DK, DV};
+    for (size_t x = 0; x < COUNT(all); x++)
+        trial_put(t, all[x], plain_map(B, H, s->d));
+    trial_put(t, LSE, tensor_map(FFPA_F32, (int64_t[]){B, H, 1, 1}, (int64_t[]){H, 1, 1, 1}));
+    for (size_t x = 0; x < 4; x++) {
+        for (int64_t n = 0; n < (int64_t)B * H * s->d; n++)
+            ((uint16_t *)t->t[all[x]]->view.data)[n] =
+                (uint16_t)(0x3f00 + (n * (int64_t)(x + 3)) % 251);
+    }
+    must_forward(t, s);
+    must_backward(t, s);
+    for (int64_t b = 0; b < B; b += b < B - 4 ? 93 : 1) {
+        for (int64_t c = 0; c < s->d; c++) {
+            assert_true(tensor_get(t->t[DV], b, H - 1, 0, c) ==
+                        tensor_get(t->t[DOUT], b, H - 1, 0, c));
+            expect_at(t, DQ, (int64_t[]){b, H - 1, 0, c}, 0, 64, s);
+            expect_at(t, DK, (int64_t[]){b, H - 1, 0, c}, 0, 64, s);
+        }
+    }
+    trial_free(t);
+}
+CASE(b35_backward_scratch_index, ON_BF16, 1024, scratch_index)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(b33_mask_rows_past_2g),
+        cmocka_unit_test(b33_rows_past_2g),
+        cmocka_unit_test(b34_65537_batches_or_heads),
+        cmocka_unit_test(b35_backward_scratch_index),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
