@@ -6,26 +6,27 @@
 static void quantised_inputs(const setting *s)
 {
     const ffpa_quant quant = {.struct_size = sizeof quant, .block_rows = 32};
-    trial *t = trial_new(&(trial_spec){.dtype = s->dtype, .hq = 2, .d = s->d});
+    sample *t = sample_new(&(sample_spec){.dtype = s->dtype, .hq = 2, .d = s->d});
     t->f.quant = &quant;
-    assert_status(trial_forward(t, s->path->ctx), FFPA_E_UNSUPPORTED, "quant");
+    assert_status(sample_forward(t, s->path->ctx), FFPA_E_UNSUPPORTED, "quant");
     t->f.quant = NULL;
     const int32_t kinds[] = {FFPA_E4M3, FFPA_E5M2};
     for (size_t x = 0; x < COUNT(kinds); x++) {
         for (int r = Q; r <= (int)V; r++)
-            trial_put(t, (role)r, tensor_new(kinds[x], 1, 2, 1, s->d, NULL));
-        assert_status(trial_forward(t, s->path->ctx), FFPA_E_UNSUPPORTED, "quantised");
+            sample_put(t, (role)r, tensor_new(kinds[x], 1, 2, 1, s->d, NULL));
+        assert_status(sample_forward(t, s->path->ctx), FFPA_E_UNSUPPORTED, "quantised");
     }
-    trial_free(t);
+    sample_free(t);
 }
 CASE(b59_b60_b62_quantised_inputs_are_refused, ON_F32, 72, quantised_inputs)
 
 static void key_padding_mask(const setting *s)
 {
-    trial *t = trial_new(&(trial_spec){.dtype = s->dtype, .b = 2, .nq = 3, .nk = 5, .d = s->d});
+    sample *t =
+        sample_new(&(sample_spec){.dtype = s->dtype, .b = 2, .nq = 3, .nk = 5, .d = s->d});
     tensor_fill(t->t[Q], 0);
     tensor_values(t->t[V], 1, (double[]){1, 2, 3, 4, 5, 10, 20, 30, 40, 50});
-    trial_use_mask(t, (int64_t[]){2, 1, 1, 5}, (double[]){1, 1, 1, 1, 1, 0, 1, 0, 1, 0});
+    sample_use_mask(t, (int64_t[]){2, 1, 1, 5}, (double[]){1, 1, 1, 1, 1, 0, 1, 0, 1, 0});
     must_forward(t, s);
     expect_values(t, O, 1, (double[]){3, 3, 3, 30, 30, 30}, 0, s);
     const double lse[] = {log(5), log(5), log(5), log(2), log(2), log(2)};
@@ -34,30 +35,31 @@ static void key_padding_mask(const setting *s)
         {1, 1, 2, 3}, {2, 1, 1, 3}, {2, 3, 1, 5}, {3, 1, 1, 5}, {1, 1, 1, 4}};
     for (size_t x = 0; x < COUNT(wrong); x++) {
         const int64_t *n = wrong[x];
-        tensor_fill(trial_put(t, MASK, tensor_new(FFPA_BOOL, n[0], n[1], n[2], n[3], NULL)), 1);
-        assert_status(trial_forward(t, s->path->ctx), FFPA_E_INVALID, "mask");
+        tensor_fill(sample_put(t, MASK, tensor_new(FFPA_BOOL, n[0], n[1], n[2], n[3], NULL)),
+                    1);
+        assert_status(sample_forward(t, s->path->ctx), FFPA_E_INVALID, "mask");
     }
-    trial_free(t);
+    sample_free(t);
 }
 CASE(b68_key_padding_mask, ON_ALL, 64, key_padding_mask)
 
 /* Workspace of Hq8 Hk1 D512 at length n, whose tensors are never touched. */
 static void workspaces(int64_t n, const setting *s, size_t *forward, size_t *backward)
 {
-    trial *t = trial_new(
-        &(trial_spec){.dtype = s->dtype, .hq = 8, .hk = 1, .d = s->d, .backward = true});
+    sample *t = sample_new(
+        &(sample_spec){.dtype = s->dtype, .hq = 8, .hk = 1, .d = s->d, .backward = true});
     for (int r = 0; r < ROLES; r++) {
         if (!t->t[r]) continue;
         const int64_t *old = t->t[r]->view.shape, shape[4] = {1, old[1], n, old[3]};
-        trial_put(
+        sample_put(
             t, (role)r,
             tensor_map(t->t[r]->view.dtype, shape, (int64_t[]){0, n * shape[3], shape[3], 1}));
     }
     t->f.causal = FFPA_BOTTOM_RIGHT;
-    trial_wire(t);
+    sample_wire(t);
     assert_ok(ffpa_forward_workspace(s->path->ctx, &t->f, forward));
     assert_ok(ffpa_backward_workspace(s->path->ctx, &t->g, backward));
-    trial_free(t);
+    sample_free(t);
 }
 
 static void no_square_workspace(const setting *s)
@@ -77,15 +79,15 @@ CASE(b69_no_square_workspace, ON_BF16, 512, no_square_workspace)
 
 static void path_is_told(const setting *s)
 {
-    trial *t = trial_new(
-        &(trial_spec){.dtype = s->dtype, .hq = 2, .nq = 40, .d = s->d, .backward = true});
+    sample *t = sample_new(
+        &(sample_spec){.dtype = s->dtype, .hq = 2, .nq = 40, .d = s->d, .backward = true});
     must_forward(t, s);
     if (strncmp(ffpa_last_path(), s->path->name, strlen(s->path->name)) != 0)
         fail_msg("path is %s on %s", ffpa_last_path(), s->path->name);
     must_backward(t, s);
     if (strncmp(ffpa_last_path(), s->path->name, strlen(s->path->name)) != 0)
         fail_msg("path is %s on %s", ffpa_last_path(), s->path->name);
-    trial_free(t);
+    sample_free(t);
 }
 CASE(b70_path_is_told, ON_F32, 64, path_is_told)
 
@@ -98,17 +100,17 @@ static void b70_strict_by_default(void **state)
             .struct_size = sizeof options, .policy = policy, .threads = 2};
         ffpa_context *ctx;
         assert_ok(ffpa_context_create(&options, &ctx));
-        trial *t =
-            trial_new(&(trial_spec){.dtype = FFPA_F64, .nq = 3, .d = 8, .backward = true});
+        sample *t =
+            sample_new(&(sample_spec){.dtype = FFPA_F64, .nq = 3, .d = 8, .backward = true});
         if (policy == FFPA_STRICT) {
-            assert_status(trial_forward(t, ctx), FFPA_E_UNSUPPORTED, "cpu");
+            assert_status(sample_forward(t, ctx), FFPA_E_UNSUPPORTED, "cpu");
         } else {
-            assert_ok(trial_forward(t, ctx));
+            assert_ok(sample_forward(t, ctx));
             assert_string_equal(ffpa_last_path(), "reference/forward");
-            assert_ok(trial_backward(t, ctx));
+            assert_ok(sample_backward(t, ctx));
             assert_string_equal(ffpa_last_path(), "reference/backward");
         }
-        trial_free(t);
+        sample_free(t);
         ffpa_context_destroy(ctx);
     }
 }

@@ -3,21 +3,21 @@
 
 #include <math.h>
 
-static void put_new_keys(trial *t, int64_t rows, const setting *s)
+static void put_new_keys(sample *t, int64_t rows, const setting *s)
 {
     const int64_t b = t->t[Q]->view.shape[0], h = t->t[K]->view.shape[1];
-    tensor_hash(trial_put(t, K_NEW, tensor_new(s->dtype, b, h, rows, s->d, NULL)), 6000000, 1);
-    tensor_hash(trial_put(t, V_NEW, tensor_new(s->dtype, b, h, rows, s->d, NULL)), 7000000, 1);
+    tensor_hash(sample_put(t, K_NEW, tensor_new(s->dtype, b, h, rows, s->d, NULL)), 6000000, 1);
+    tensor_hash(sample_put(t, V_NEW, tensor_new(s->dtype, b, h, rows, s->d, NULL)), 7000000, 1);
 }
 
 /* A cache of 4 entries of 8 rows; two sequences in entries 2 and 0. */
-static trial *small_cache(const setting *s, const int32_t *lengths, const int32_t *entries)
+static sample *small_cache(const setting *s, const int32_t *lengths, const int32_t *entries)
 {
-    trial *t = trial_new(
-        &(trial_spec){.dtype = s->dtype, .b = 2, .hq = 2, .hk = 1, .nq = 1, .d = s->d});
-    tensor_hash(trial_put(t, K, tensor_new(s->dtype, 4, 1, 8, s->d, NULL)), 1000000, 1);
-    tensor_hash(trial_put(t, V, tensor_new(s->dtype, 4, 1, 8, s->d, NULL)), 2000000, 1);
-    trial_use_cache(t, lengths);
+    sample *t = sample_new(
+        &(sample_spec){.dtype = s->dtype, .b = 2, .hq = 2, .hk = 1, .nq = 1, .d = s->d});
+    tensor_hash(sample_put(t, K, tensor_new(s->dtype, 4, 1, 8, s->d, NULL)), 1000000, 1);
+    tensor_hash(sample_put(t, V, tensor_new(s->dtype, 4, 1, 8, s->d, NULL)), 2000000, 1);
+    sample_use_cache(t, lengths);
     t->cache.batch_index = entries;
     put_new_keys(t, 1, s);
     return t;
@@ -26,9 +26,9 @@ static trial *small_cache(const setting *s, const int32_t *lengths, const int32_
 static void appended_rows(const setting *s)
 {
     const int32_t lengths[] = {7, 3}, full[] = {8, 3}, entries[] = {2, 0};
-    trial *t = small_cache(s, lengths, entries);
-    trial *before = trial_copy(t, 0);
-    judge_trial_on(t, s->path, "b56");
+    sample *t = small_cache(s, lengths, entries);
+    sample *before = sample_copy(t, 0);
+    judge_sample_on(t, s->path, "b56");
     for (int r = K; r <= (int)V; r++) {
         const role fresh = r == K ? K_NEW : V_NEW;
         for (int64_t e = 0; e < 4; e++) {
@@ -43,12 +43,12 @@ static void appended_rows(const setting *s)
             }
         }
     }
-    trial_free(t);
-    trial_free(before);
+    sample_free(t);
+    sample_free(before);
     t = small_cache(s, full, entries);
-    assert_status(trial_forward(t, s->path->ctx), FFPA_E_INVALID,
+    assert_status(sample_forward(t, s->path->ctx), FFPA_E_INVALID,
                   "lengths"); /* and nothing changed */
-    trial_free(t);
+    sample_free(t);
 }
 CASE(b56_appended_rows, ON_ALL, 64, appended_rows)
 
@@ -58,13 +58,13 @@ static void bad_entries(const setting *s)
     const int32_t bad[][2] = {
         {2, 4}, {-1, 0}, {INT32_MAX, 0}, {2, 2}}; /* the last: appending to one entry twice */
     for (size_t x = 0; x < COUNT(bad); x++) {
-        trial *t = small_cache(s, x == 3 ? (const int32_t[]){3, 3} : lengths, bad[x]);
-        assert_status(trial_forward(t, s->path->ctx), FFPA_E_INVALID, "batch_index");
-        trial_free(t);
+        sample *t = small_cache(s, x == 3 ? (const int32_t[]){3, 3} : lengths, bad[x]);
+        assert_status(sample_forward(t, s->path->ctx), FFPA_E_INVALID, "batch_index");
+        sample_free(t);
     }
-    trial *t = small_cache(s, negative, (const int32_t[]){2, 0});
-    assert_status(trial_forward(t, s->path->ctx), FFPA_E_INVALID, "lengths");
-    trial_free(t);
+    sample *t = small_cache(s, negative, (const int32_t[]){2, 0});
+    assert_status(sample_forward(t, s->path->ctx), FFPA_E_INVALID, "lengths");
+    sample_free(t);
 }
 CASE(b56_bad_entries_are_refused, ON_F32, 64, bad_entries)
 
@@ -74,7 +74,7 @@ static void cache_with_options(const setting *s)
     const int32_t lengths[] = {0, 37, 70, 5};
     for (int64_t nq = 1; nq <= 33; nq += 16) {
         for (int64_t appended = 0; appended <= 2; appended += 2) {
-            trial *t = trial_new(&(trial_spec){
+            sample *t = sample_new(&(sample_spec){
                 .dtype = s->dtype, .b = 4, .hq = 6, .hk = 2, .nq = nq, .nk = 80, .d = s->d});
             for (int64_t b = 0; b < 4; b++) {
                 for (int64_t j = lengths[b]; j < 80; j++) {
@@ -85,10 +85,10 @@ static void cache_with_options(const setting *s)
                 }
             }
             t->f.causal = FFPA_BOTTOM_RIGHT;
-            trial_use_cache(t, lengths);
+            sample_use_cache(t, lengths);
             if (appended) put_new_keys(t, appended, s);
-            judge_trial_on(t, s->path, "b56 options");
-            trial_free(t);
+            judge_sample_on(t, s->path, "b56 options");
+            sample_free(t);
         }
     }
 }
@@ -96,14 +96,14 @@ CASE(b56_unequal_lengths, ON_ALL, 72, cache_with_options)
 
 /* ---- pages ---- */
 
-static trial *paged(const setting *s, int64_t page, const int32_t *table, int64_t width,
-                    const int32_t *length)
+static sample *paged(const setting *s, int64_t page, const int32_t *table, int64_t width,
+                     const int32_t *length)
 {
-    trial *t =
-        trial_new(&(trial_spec){.dtype = s->dtype, .hq = 4, .hk = 2, .nq = 3, .d = s->d});
-    trial_put(t, K, tensor_new(s->dtype, 6, 2, page, s->d, NULL));
-    trial_put(t, V, tensor_new(s->dtype, 6, 2, page, s->d, &TENSOR_BNHD));
-    trial_use_cache(t, length);
+    sample *t =
+        sample_new(&(sample_spec){.dtype = s->dtype, .hq = 4, .hk = 2, .nq = 3, .d = s->d});
+    sample_put(t, K, tensor_new(s->dtype, 6, 2, page, s->d, NULL));
+    sample_put(t, V, tensor_new(s->dtype, 6, 2, page, s->d, &TENSOR_BNHD));
+    sample_use_cache(t, length);
     t->cache.block_table = table;
     t->cache.table_width = width;
     return t;
@@ -112,18 +112,18 @@ static trial *paged(const setting *s, int64_t page, const int32_t *table, int64_
 static void short_table(const setting *s)
 {
     const int32_t table[] = {0, 1}, length[] = {33}, fits[] = {32};
-    trial *t = paged(s, 16, table, 2, length);
-    assert_status(trial_forward(t, s->path->ctx), FFPA_E_INVALID, "lengths");
-    trial_use_cache(t, fits);
+    sample *t = paged(s, 16, table, 2, length);
+    assert_status(sample_forward(t, s->path->ctx), FFPA_E_INVALID, "lengths");
+    sample_use_cache(t, fits);
     t->cache.block_table = table, t->cache.table_width = 2;
     put_new_keys(t, 1, s); /* the appended key needs a third page */
-    assert_status(trial_forward(t, s->path->ctx), FFPA_E_INVALID, "lengths");
-    trial_free(t);
+    assert_status(sample_forward(t, s->path->ctx), FFPA_E_INVALID, "lengths");
+    sample_free(t);
     const int32_t bad[][2] = {{0, 6}, {-1, 0}, {0, INT32_MIN}};
     for (size_t x = 0; x < COUNT(bad); x++) {
         t = paged(s, 16, bad[x], 2, fits);
-        assert_status(trial_forward(t, s->path->ctx), FFPA_E_INVALID, "block_table");
-        trial_free(t);
+        assert_status(sample_forward(t, s->path->ctx), FFPA_E_INVALID, "block_table");
+        sample_free(t);
     }
 }
 CASE(b57_short_block_table, ON_F32, 64, short_table)
@@ -133,8 +133,8 @@ static void pages_out_of_order(const setting *s)
     enum { LENGTH = 37 };
     const int32_t table[] = {5, 1, 3}, length[] = {LENGTH};
     for (int64_t page = 16; page <= 64; page += 48) {
-        trial *t = paged(s, page, table, 3, length); /* all NaN so far */
-        trial *gathered = trial_new(&(trial_spec){
+        sample *t = paged(s, page, table, 3, length); /* all NaN so far */
+        sample *gathered = sample_new(&(sample_spec){
             .dtype = s->dtype, .hq = 4, .hk = 2, .nq = 3, .nk = LENGTH, .d = s->d});
         t->f.causal = gathered->f.causal = FFPA_BOTTOM_RIGHT;
         for (int64_t h = 0; h < 2; h++) {
@@ -152,9 +152,9 @@ static void pages_out_of_order(const setting *s)
         must_forward(gathered, s);
         expect_close(t, gathered, O, 1, s);
         expect_close(t, gathered, LSE, 1, s);
-        judge_trial_on(t, s->path, "b58");
-        trial_free(t);
-        trial_free(gathered);
+        judge_sample_on(t, s->path, "b58");
+        sample_free(t);
+        sample_free(gathered);
     }
 }
 CASE(b58_pages_out_of_order, ON_ALL, 64, pages_out_of_order)
@@ -165,33 +165,33 @@ static void pages_of_many(const setting *s)
 {
     const int64_t table[] = {4, 0, 2, -9, -9, 5, 1, 3, -9, -9}, lengths[] = {15, 9};
     for (int appended = 0; appended < 2; appended++) {
-        trial *t = paged(s, 8, NULL, 3, NULL);
-        trial_put(t, Q, tensor_new(s->dtype, 2, 4, 3, s->d, NULL));
-        trial_put(t, O, tensor_new(s->dtype, 2, 4, 3, s->d, NULL));
-        trial_put(t, LSE, tensor_new(FFPA_F32, 2, 4, 3, 1, NULL));
+        sample *t = paged(s, 8, NULL, 3, NULL);
+        sample_put(t, Q, tensor_new(s->dtype, 2, 4, 3, s->d, NULL));
+        sample_put(t, O, tensor_new(s->dtype, 2, 4, 3, s->d, NULL));
+        sample_put(t, LSE, tensor_new(FFPA_F32, 2, 4, 3, 1, NULL));
         for (int r = Q; r <= (int)V; r++)
             tensor_hash(t->t[r], 1000 * (uint64_t)r, 1);
         t->cache.lengths = lengths, t->cache.block_table = table;
         t->cache.table_stride = 5, t->cache.index_dtype = FFPA_I64;
         if (appended) put_new_keys(t, 3, s);
-        judge_trial_on(t, s->path, "b58 many");
-        trial_free(t);
+        judge_sample_on(t, s->path, "b58 many");
+        sample_free(t);
     }
 }
 CASE(b58_pages_of_many_sequences, ON_ALL, 40, pages_of_many)
 
 static void decode_step(const setting *s)
 {
-    trial *t = trial_new(
-        &(trial_spec){.dtype = s->dtype, .hq = 32, .hk = 4, .nq = 1, .nk = 1000, .d = s->d});
+    sample *t = sample_new(
+        &(sample_spec){.dtype = s->dtype, .hq = 32, .hk = 4, .nq = 1, .nk = 1000, .d = s->d});
     t->f.flags = 0;
-    judge_trial_on(t, s->path, "b64");
+    judge_sample_on(t, s->path, "b64");
     ffpa_report report = {.struct_size = sizeof report};
     assert_ok(ffpa_forward_supported(s->path->ctx, &t->f, &report));
     assert_string_equal(report.path, ffpa_last_path());
     if (!s->path->slow && !strstr(report.path, "decode"))
         fail_msg("one query row takes the path %s", report.path);
-    trial_free(t);
+    sample_free(t);
 }
 CASE(b64_decode_step, ON_ALL, 512, decode_step)
 

@@ -6,26 +6,26 @@
 
 static const role outputs[] = {O, LSE, DQ, DK, DV, DMASK, DSINK};
 
-static void expect_same_outputs(const trial *a, const trial *b, const setting *s)
+static void expect_same_outputs(const sample *a, const sample *b, const setting *s)
 {
     for (size_t x = 0; x < COUNT(outputs); x++) {
         if (a->t[outputs[x]]) expect_same(a, b, outputs[x], s);
     }
 }
 
-static void run(trial *t, ffpa_context *ctx)
+static void run(sample *t, ffpa_context *ctx)
 {
-    assert_ok(trial_forward(t, ctx));
-    if (t->spec.backward) assert_ok(trial_backward(t, ctx));
+    assert_ok(sample_forward(t, ctx));
+    if (t->spec.backward) assert_ok(sample_backward(t, ctx));
 }
 
 static void thirty_runs(const setting *s)
 {
-    trial *t = trial_new(&(trial_spec){
+    sample *t = sample_new(&(sample_spec){
         .dtype = s->dtype, .b = 2, .hq = 8, .hk = 2, .nq = 300, .d = s->d, .backward = true});
     t->f.causal = FFPA_BOTTOM_RIGHT;
     t->f.flags = FFPA_DETERMINISTIC;
-    trial *first = trial_copy(t, 0);
+    sample *first = sample_copy(t, 0);
     run(first, s->path->ctx);
     const int runs =
         s->path->slow || judge_quick() || strstr(s->path->name, "portable") ? 3 : 30;
@@ -33,39 +33,39 @@ static void thirty_runs(const setting *s)
         run(t, s->path->ctx);
         expect_same_outputs(t, first, s);
     }
-    trial_free(t);
-    trial_free(first);
+    sample_free(t);
+    sample_free(first);
 }
 CASE(b54_thirty_runs_agree, ON_BF16, 512, thirty_runs)
 
 /* Problems that are cut into pieces in different ways. */
-static trial *cut(int kind, const setting *s)
+static sample *cut(int kind, const setting *s)
 {
-    static const trial_spec list[] = {
+    static const sample_spec list[] = {
         {.b = 2, .hq = 4, .hk = 2, .nq = 150, .backward = true},
         {.hq = 1, .nq = 333, .backward = true},
         {.hq = 8, .hk = 1, .nq = 1, .nk = 3000},
         {.hq = 3, .hk = 1, .nq = 5, .nk = 1500, .backward = true},
         {.hq = 2, .nq = 1000, .nk = 7, .backward = true},
     };
-    trial_spec spec = list[kind];
+    sample_spec spec = list[kind];
     spec.dtype = s->dtype, spec.d = s->d;
-    trial *t = trial_new(&spec);
-    const trial_spec *sizes = &t->spec;
+    sample *t = sample_new(&spec);
+    const sample_spec *sizes = &t->spec;
     if (kind < 2) t->f.causal = FFPA_BOTTOM_RIGHT;
     if (!sizes->backward) return t;
-    tensor_hash(trial_put(t, MASK, tensor_new(FFPA_F32, 1, 1, 1, sizes->nk, NULL)), 9, 2);
-    trial_put(t, DMASK, tensor_new(FFPA_F32, 1, 1, 1, sizes->nk, NULL));
-    tensor_hash(trial_put(t, SINK, tensor_new(FFPA_F32, 1, sizes->hq, 1, 1, NULL)), 10, 2);
-    trial_put(t, DSINK, tensor_new(FFPA_F32, 1, sizes->hq, 1, 1, NULL));
-    trial_use_dropout(t, .1f, 3, 4);
+    tensor_hash(sample_put(t, MASK, tensor_new(FFPA_F32, 1, 1, 1, sizes->nk, NULL)), 9, 2);
+    sample_put(t, DMASK, tensor_new(FFPA_F32, 1, 1, 1, sizes->nk, NULL));
+    tensor_hash(sample_put(t, SINK, tensor_new(FFPA_F32, 1, sizes->hq, 1, 1, NULL)), 10, 2);
+    sample_put(t, DSINK, tensor_new(FFPA_F32, 1, sizes->hq, 1, 1, NULL));
+    sample_use_dropout(t, .1f, 3, 4);
     return t;
 }
 
 static void thread_counts(const setting *s)
 {
     for (int kind = 0; kind < 5; kind++) {
-        trial *first = cut(kind, s), *t = trial_copy(first, 0);
+        sample *first = cut(kind, s), *t = sample_copy(first, 0);
         ffpa_context *one = judge_context(s->path->backend, s->path->isa, 1);
         run(first, one);
         ffpa_context_destroy(one);
@@ -76,8 +76,8 @@ static void thread_counts(const setting *s)
             expect_same_outputs(t, first, s);
             ffpa_context_destroy(many);
         }
-        trial_free(t);
-        trial_free(first);
+        sample_free(t);
+        sample_free(first);
     }
 }
 CASE(b54_thread_count_changes_no_bit, ON_F32 | ON_BF16, 256, thread_counts)
@@ -88,7 +88,7 @@ enum { B = 9, MIDDLE = 4, LONGEST = 1500 };
 static const int32_t lengths[B] = {1, 130, 64, 900, 777, 0, 1500, 776, 300};
 
 /* Element [b, h, 0, c] of a batch equals [0, h, 0, c] of the row alone, bit for bit. */
-static void expect_row_alone(const trial *batch, const trial *alone, const setting *s)
+static void expect_row_alone(const sample *batch, const sample *alone, const setting *s)
 {
     for (int64_t h = 0; h < batch->spec.hq; h++) {
         for (int64_t c = 0; c < s->d; c++) {
@@ -107,13 +107,13 @@ static void expect_row_alone(const trial *batch, const trial *alone, const setti
 /* A decode row in a cache of 9 sequences, and alone in a cache of its own length or a longer one. */
 static void decode_row(const setting *s)
 {
-    trial *batch = trial_new(&(trial_spec){
+    sample *batch = sample_new(&(sample_spec){
         .dtype = s->dtype, .b = B, .hq = 8, .hk = 2, .nq = 1, .nk = LONGEST, .d = s->d});
-    trial_use_cache(batch, lengths);
+    sample_use_cache(batch, lengths);
     must_forward(batch, s);
     const int64_t capacity[] = {lengths[MIDDLE], LONGEST, 1024};
     for (size_t x = 0; x < COUNT(capacity); x++) {
-        trial *alone = trial_new(&(trial_spec){
+        sample *alone = sample_new(&(sample_spec){
             .dtype = s->dtype, .hq = 8, .hk = 2, .nq = 1, .nk = capacity[x], .d = s->d});
         for (int64_t h = 0; h < 8; h++) {
             for (int64_t c = 0; c < s->d; c++)
@@ -129,7 +129,7 @@ static void decode_row(const setting *s)
                 }
             }
         }
-        trial_use_cache(alone, &lengths[MIDDLE]);
+        sample_use_cache(alone, &lengths[MIDDLE]);
         must_forward(alone, s);
         expect_row_alone(batch, alone, s);
         alone->f.kv_cache = NULL;
@@ -137,9 +137,9 @@ static void decode_row(const setting *s)
             must_forward(alone, s);
             expect_row_alone(batch, alone, s);
         }
-        trial_free(alone);
+        sample_free(alone);
     }
-    trial_free(batch);
+    sample_free(batch);
 }
 CASE(b55_batch_invariance, ON_ALL, 64, decode_row)
 CASE(b55_batch_invariance_d512, ON_F32 | ON_BF16, 512, decode_row)
@@ -147,10 +147,10 @@ CASE(b55_batch_invariance_d512, ON_F32 | ON_BF16, 512, decode_row)
 /* The middle sequence of a dense batch of prefills, and that sequence alone. */
 static void prefill(const setting *s)
 {
-    trial *batch = trial_new(
-        &(trial_spec){.dtype = s->dtype, .b = B, .hq = 2, .nq = 40, .nk = 90, .d = s->d});
-    trial *alone =
-        trial_new(&(trial_spec){.dtype = s->dtype, .hq = 2, .nq = 40, .nk = 90, .d = s->d});
+    sample *batch = sample_new(
+        &(sample_spec){.dtype = s->dtype, .b = B, .hq = 2, .nq = 40, .nk = 90, .d = s->d});
+    sample *alone =
+        sample_new(&(sample_spec){.dtype = s->dtype, .hq = 2, .nq = 40, .nk = 90, .d = s->d});
     const role inputs[] = {Q, K, V};
     for (size_t x = 0; x < COUNT(inputs); x++) {
         const tensor *from = batch->t[inputs[x]];
@@ -171,8 +171,8 @@ static void prefill(const setting *s)
                             tensor_get(alone->t[O], 0, h, n, c));
         }
     }
-    trial_free(batch);
-    trial_free(alone);
+    sample_free(batch);
+    sample_free(alone);
 }
 CASE(b55_prefill_batch_invariance, ON_ALL, 320, prefill)
 

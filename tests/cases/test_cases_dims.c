@@ -5,50 +5,50 @@
 
 static void zero_sizes(const setting *s)
 {
-    trial *t = trial_new(&(trial_spec){.dtype = s->dtype, .nk = 3, .d = -1, .dv = s->d});
+    sample *t = sample_new(&(sample_spec){.dtype = s->dtype, .nk = 3, .d = -1, .dv = s->d});
     t->f.flags = 0;
     tensor_identity(t->t[V]);
     must_forward(t, s);
     expect_values(t, O, 3, (double[]){1 / 3., 1 / 3., 1 / 3.}, 0, s);
     expect_all(t, LSE, log(3), 0, s);
-    trial_free(t);
+    sample_free(t);
 
-    t = trial_new(
-        &(trial_spec){.dtype = s->dtype, .b = -1, .nq = 3, .d = s->d, .backward = true});
+    t = sample_new(
+        &(sample_spec){.dtype = s->dtype, .b = -1, .nq = 3, .d = s->d, .backward = true});
     must_forward(t, s);
     must_backward(t, s);
-    trial_free(t);
+    sample_free(t);
 
-    t = trial_new(
-        &(trial_spec){.dtype = s->dtype, .nq = -1, .nk = 3, .d = s->d, .backward = true});
+    t = sample_new(
+        &(sample_spec){.dtype = s->dtype, .nq = -1, .nk = 3, .d = s->d, .backward = true});
     must_forward(t, s);
     must_backward(t, s);
     expect_all(t, DK, 0, 0, s);
     expect_all(t, DV, 0, 0, s);
-    trial_free(t);
+    sample_free(t);
 
-    t = trial_new(
-        &(trial_spec){.dtype = s->dtype, .nq = 3, .nk = -1, .d = s->d, .backward = true});
+    t = sample_new(
+        &(sample_spec){.dtype = s->dtype, .nq = 3, .nk = -1, .d = s->d, .backward = true});
     must_forward(t, s);
     expect_all(t, O, 0, 0, s);
     expect_all(t, LSE, -(double)INFINITY, 0, s);
     must_backward(t, s);
     expect_all(t, DQ, 0, 0, s);
-    trial_free(t);
+    sample_free(t);
 }
 CASE(b10_zero_sizes, ON_ALL, 0, zero_sizes)
 
 /* Two keys with the scores x and 0 before the scale, V = I2. */
-static trial *two_keys(const setting *s, double x)
+static sample *two_keys(const setting *s, double x)
 {
-    trial *t = trial_new(&(trial_spec){.dtype = s->dtype, .nk = 2, .d = s->d});
+    sample *t = sample_new(&(sample_spec){.dtype = s->dtype, .nk = 2, .d = s->d});
     tensor_values(t->t[Q], 1, (double[]){1});
     tensor_values(t->t[K], 1, (double[]){x, 0});
     tensor_identity(t->t[V]);
     return t;
 }
 
-static void expect_two(trial *t, double score, const setting *s)
+static void expect_two(sample *t, double score, const setting *s)
 {
     const double p = 1 / (1 + exp(-score));
     must_forward(t, s);
@@ -59,11 +59,11 @@ static void expect_two(trial *t, double score, const setting *s)
 static void default_scale(const setting *s)
 {
     const double x = tensor_round(s->dtype, sqrt((double)s->d) * log(3));
-    trial *t = two_keys(s, x);
+    sample *t = two_keys(s, x);
     t->f.flags = 0;
     t->f.scale = 17; /* not meaningful without the flag */
     expect_two(t, x / sqrt((double)s->d), s);
-    trial_free(t);
+    sample_free(t);
 }
 CASE(b11_default_scale_from_true_d, ON_ALL, 320, default_scale)
 CASE(b11_default_scale_at_any_d, ON_ALL, 0, default_scale)
@@ -73,11 +73,11 @@ static void explicit_scale(const setting *s)
     const double x = tensor_round(s->dtype, 3 * log(3)), root = 1 / sqrt((double)s->d);
     const float scales[] = {1.0f, 0.0f, (float)-root, (float)root};
     for (size_t i = 0; i < COUNT(scales); i++) {
-        trial *t = two_keys(s, x);
+        sample *t = two_keys(s, x);
         t->f.flags = FFPA_SCALE;
         t->f.scale = scales[i];
         expect_two(t, (double)scales[i] * x, s);
-        trial_free(t);
+        sample_free(t);
     }
 }
 CASE(b12_explicit_scale_is_honoured, ON_ALL, 320, explicit_scale)
@@ -87,8 +87,8 @@ static void last_column_counts(const setting *s)
     const int64_t dims[] = {65, 257, 321, 513, 1023};
     for (size_t i = 0; i < COUNT(dims); i++) {
         const int64_t d = dims[i];
-        trial *t =
-            trial_new(&(trial_spec){.dtype = s->dtype, .nk = 2, .d = d, .backward = true});
+        sample *t =
+            sample_new(&(sample_spec){.dtype = s->dtype, .nk = 2, .d = d, .backward = true});
         const double x = tensor_round(s->dtype, log(3)), p = 1 / (1 + exp(-x));
         for (int r = Q; r <= V; r++)
             tensor_fill(t->t[r], 0);
@@ -111,7 +111,7 @@ static void last_column_counts(const setting *s)
             expect_at(t, DV, (int64_t[]){0, 0, 0, c}, last ? p : 0, 1, s);
             expect_at(t, DV, (int64_t[]){0, 0, 1, c}, last ? 1 - p : 0, 1, s);
         }
-        trial_free(t);
+        sample_free(t);
     }
 }
 CASE(b61_last_column_counts, ON_ALL, 1, last_column_counts)
@@ -120,14 +120,14 @@ static void odd_head_sizes(const setting *s)
 {
     const int64_t dims[] = {1, 3, 72, 80, 96, 136, 200, 500};
     for (size_t i = 0; i < COUNT(dims); i++) {
-        trial_spec spec = {
+        sample_spec spec = {
             .dtype = s->dtype, .b = 1, .hq = 2, .nq = 37, .d = dims[i], .backward = true};
         for (int r = 0; r < ROLES; r++)
             spec.layout[r].pad[3] = 5; /* poison after each row */
-        trial *t = trial_new(&spec);
+        sample *t = sample_new(&spec);
         t->f.flags = 0;
-        judge_trial_on(t, s->path, "b63");
-        trial_free(t);
+        judge_sample_on(t, s->path, "b63");
+        sample_free(t);
     }
 }
 CASE(b63_odd_head_sizes, ON_ALL, 1, odd_head_sizes)

@@ -6,16 +6,16 @@
 #include <stdlib.h>
 
 /* q = 0, V = identity, dout = identity: O shows the kept weights, dV the same seen from backward. */
-static trial *probe(const setting *s, int64_t n)
+static sample *probe(const setting *s, int64_t n)
 {
-    trial *t = trial_new(&(trial_spec){.dtype = s->dtype,
-                                       .b = 2,
-                                       .hq = 2,
-                                       .nq = n,
-                                       .nk = n,
-                                       .d = s->d,
-                                       .dv = n,
-                                       .backward = true});
+    sample *t = sample_new(&(sample_spec){.dtype = s->dtype,
+                                          .b = 2,
+                                          .hq = 2,
+                                          .nq = n,
+                                          .nk = n,
+                                          .d = s->d,
+                                          .dv = n,
+                                          .backward = true});
     tensor_fill(t->t[Q], 0);
     tensor_identity(t->t[V]);
     tensor_identity(t->t[DOUT]);
@@ -23,7 +23,7 @@ static trial *probe(const setting *s, int64_t n)
 }
 
 /* The same weights are kept in O and dV^T, and they are the documented ones. */
-static void expect_pattern(const trial *t, const setting *s)
+static void expect_pattern(const sample *t, const setting *s)
 {
     const int64_t *n = t->t[O]->view.shape;
     for (int64_t b = 0; b < n[0]; b++) {
@@ -42,12 +42,12 @@ static void expect_pattern(const trial *t, const setting *s)
 
 static void same_seed_same_weights(const setting *s)
 {
-    trial *first = probe(s, 64);
-    trial_use_dropout(first, .3f, 1234567890123u, 40);
+    sample *first = probe(s, 64);
+    sample_use_dropout(first, .3f, 1234567890123u, 40);
     must_forward(first, s);
     must_backward(first, s);
     expect_pattern(first, s);
-    trial *again = trial_copy(first, 0);
+    sample *again = sample_copy(first, 0);
     must_forward(again, s);
     must_backward(again, s);
     expect_same(again, first, O, s);
@@ -58,32 +58,32 @@ static void same_seed_same_weights(const setting *s)
         {.seed = 1234567890123u, .offset = 40 + ((uint64_t)1 << 32)},
         {.seed = 1234567890123u + ((uint64_t)1 << 32), .offset = 40}};
     for (size_t x = 0; x < COUNT(others); x++) {
-        trial_use_dropout(again, .3f, others[x].seed, others[x].offset);
+        sample_use_dropout(again, .3f, others[x].seed, others[x].offset);
         must_forward(again, s);
         must_backward(again, s);
         assert_false(tensor_same_bits(again->t[O], first->t[O]));
         expect_pattern(again, s);
     }
     const uint64_t seed = 1234567890123u, offset = 40;
-    trial_use_dropout(again, .3f, 1, 2); /* the pointers win over the values */
+    sample_use_dropout(again, .3f, 1, 2); /* the pointers win over the values */
     again->dropout.seed_ptr = &seed, again->dropout.offset_ptr = &offset;
     must_forward(again, s);
     must_backward(again, s);
     expect_same(again, first, O, s);
     expect_same(again, first, DV, s);
-    trial_free(again);
-    trial_free(first);
+    sample_free(again);
+    sample_free(first);
 }
 CASE(b51_same_seed_same_weights, ON_ALL, 64, same_seed_same_weights)
 CASE(b51_same_seed_same_weights_d512, ON_F32, 512, same_seed_same_weights)
 
 static void dropping_nothing(const setting *s)
 {
-    trial *off = trial_new(&(trial_spec){
+    sample *off = sample_new(&(sample_spec){
         .dtype = s->dtype, .b = 2, .hq = 2, .nq = 64, .d = s->d, .backward = true});
-    trial *none = trial_copy(off, 0), *all = trial_copy(off, 0);
-    trial_use_dropout(none, 0, 5, 6);
-    trial_use_dropout(all, 1, 5, 6);
+    sample *none = sample_copy(off, 0), *all = sample_copy(off, 0);
+    sample_use_dropout(none, 0, 5, 6);
+    sample_use_dropout(all, 1, 5, 6);
     must_forward(off, s);
     must_backward(off, s);
     must_forward(none, s);
@@ -96,20 +96,20 @@ static void dropping_nothing(const setting *s)
         if (outputs[x] != LSE) expect_all(all, outputs[x], 0, 0, s);
     }
     expect_same(all, off, LSE, s);
-    trial_free(off);
-    trial_free(none);
-    trial_free(all);
+    sample_free(off);
+    sample_free(none);
+    sample_free(all);
 }
 CASE(b52_dropping_nothing_or_all, ON_ALL, 0, dropping_nothing)
 
 static void dropping_half(const setting *s)
 {
     enum { N = 64 };
-    trial *t = trial_new(&(trial_spec){
+    sample *t = sample_new(&(sample_spec){
         .dtype = s->dtype, .o_dtype = FFPA_F32, .b = 2, .hq = 2, .nq = N, .d = s->d});
     tensor_fill(t->t[Q], 0);
     tensor_fill(t->t[V], 1);
-    trial_use_dropout(t, .5f, 99, 0);
+    sample_use_dropout(t, .5f, 99, 0);
     must_forward(t, s);
     double kept = 0;
     int differing = 0;
@@ -125,15 +125,15 @@ static void dropping_half(const setting *s)
     const double draws = 4. * N * N;
     assert_true(fabs(kept / draws - .5) < 4 * .5 / sqrt(draws));
     assert_true(differing > 3 * N / 2);
-    trial_free(t);
+    sample_free(t);
 }
 CASE(b52_dropping_half, ON_ALL, 64, dropping_half)
 
 static void dropout_with_causal(const setting *s)
 {
-    trial *t = probe(s, 130);
+    sample *t = probe(s, 130);
     t->f.causal = FFPA_BOTTOM_RIGHT;
-    trial_use_dropout(t, .2f, 77, 3);
+    sample_use_dropout(t, .2f, 77, 3);
     must_forward(t, s);
     for (int64_t i = 0; i < 130; i++) { /* the pattern that the judge's definition uses below */
         for (int64_t j = 0; j < 130; j++) {
@@ -142,14 +142,14 @@ static void dropout_with_causal(const setting *s)
             expect_at(t, O, (int64_t[]){1, 1, i, j}, p, 0, s);
         }
     }
-    trial_free(t);
-    t = trial_new(&(trial_spec){
+    sample_free(t);
+    t = sample_new(&(sample_spec){
         .dtype = s->dtype, .hq = 2, .hk = 1, .nq = 130, .d = s->d, .backward = true});
     t->f.causal = FFPA_BOTTOM_RIGHT;
     t->f.flags = 0;
-    trial_use_dropout(t, .2f, 77, 3);
-    judge_trial_on(t, s->path, "b53");
-    trial_free(t);
+    sample_use_dropout(t, .2f, 77, 3);
+    judge_sample_on(t, s->path, "b53");
+    sample_free(t);
 }
 CASE(b53_dropout_with_causal, ON_ALL, 192, dropout_with_causal)
 

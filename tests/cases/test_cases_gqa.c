@@ -5,8 +5,8 @@
 
 static void head_map(const setting *s)
 {
-    trial *t =
-        trial_new(&(trial_spec){.dtype = s->dtype, .hq = 6, .hk = 2, .nk = 1, .d = s->d});
+    sample *t =
+        sample_new(&(sample_spec){.dtype = s->dtype, .hq = 6, .hk = 2, .nk = 1, .d = s->d});
     for (int64_t g = 0; g < 2; g++) {
         for (int64_t c = 0; c < s->d; c++)
             tensor_set(t->t[V], 0, g, 0, c, (double)g);
@@ -16,13 +16,13 @@ static void head_map(const setting *s)
         for (int64_t c = 0; c < s->d; c++)
             expect_at(t, O, (int64_t[]){0, h, 0, c}, h / 3 ? 1 : 0, 0, s);
     }
-    trial_free(t);
+    sample_free(t);
 }
 CASE(b22_head_map, ON_ALL, 0, head_map)
 
 static void gradients_sum_over_the_group(const setting *s)
 {
-    trial *t = trial_new(&(trial_spec){
+    sample *t = sample_new(&(sample_spec){
         .dtype = s->dtype, .hq = 4, .hk = 1, .nq = 2, .d = s->d, .backward = true});
     t->f.causal = FFPA_BOTTOM_RIGHT;
     tensor_fill(t->t[Q], 0);
@@ -32,17 +32,17 @@ static void gradients_sum_over_the_group(const setting *s)
     must_backward(t, s);
     expect_row(t, DV, 0, 6, 0, s);
     expect_row(t, DV, 1, 2, 0, s);
-    trial_free(t);
+    sample_free(t);
 }
 CASE(b23_gradients_sum_over_the_group, ON_ALL, 0, gradients_sum_over_the_group)
 
 static void group(const setting *s, int64_t hk, int64_t size)
 {
-    trial *t = trial_new(&(trial_spec){
+    sample *t = sample_new(&(sample_spec){
         .dtype = s->dtype, .hq = hk * size, .hk = hk, .nq = 1, .nk = 100, .d = s->d});
     t->f.flags = 0;
-    judge_trial_on(t, s->path, "b24");
-    trial_free(t);
+    judge_sample_on(t, s->path, "b24");
+    sample_free(t);
 }
 
 static void every_group(const setting *s)
@@ -64,28 +64,28 @@ static void unequal_dims(const setting *s)
 {
     const int64_t dims[][2] = {{576, 512}, {64, 320}, {8, 1024}, {1024, 8}};
     for (size_t i = 0; i < COUNT(dims); i++) {
-        trial *t = trial_new(&(trial_spec){.dtype = s->dtype,
-                                           .hq = 4,
-                                           .hk = 2,
-                                           .nq = 33,
-                                           .d = dims[i][0],
-                                           .dv = dims[i][1],
-                                           .backward = true});
+        sample *t = sample_new(&(sample_spec){.dtype = s->dtype,
+                                              .hq = 4,
+                                              .hk = 2,
+                                              .nq = 33,
+                                              .d = dims[i][0],
+                                              .dv = dims[i][1],
+                                              .backward = true});
         t->f.flags = 0;
-        judge_trial_on(t, s->path, "b25");
-        trial_free(t);
+        judge_sample_on(t, s->path, "b25");
+        sample_free(t);
     }
 }
 CASE(b25_unequal_dims, ON_ALL, 1, unequal_dims)
 
 static void value_inside_key(const setting *s)
 {
-    trial_spec spec = {
+    sample_spec spec = {
         .dtype = s->dtype, .hq = 4, .hk = 1, .nq = 33, .d = 576, .dv = 512, .backward = true};
-    trial *view = trial_new(&spec);
+    sample *view = sample_new(&spec);
     view->f.flags = 0;
-    trial_put(view, V, tensor_columns(view->t[K], 512));
-    trial *copies = trial_copy(view, 0);
+    sample_put(view, V, tensor_columns(view->t[K], 512));
+    sample *copies = sample_copy(view, 0);
     must_forward(view, s);
     must_forward(copies, s);
     must_backward(view, s);
@@ -93,9 +93,9 @@ static void value_inside_key(const setting *s)
     const role outputs[] = {O, LSE, DQ, DK, DV};
     for (size_t x = 0; x < COUNT(outputs); x++)
         expect_close(view, copies, outputs[x], 1, s);
-    judge_trial_on(view, s->path, "b26");
-    trial_free(view);
-    trial_free(copies);
+    judge_sample_on(view, s->path, "b26");
+    sample_free(view);
+    sample_free(copies);
 }
 CASE(b26_value_inside_key, ON_ALL, 576, value_inside_key)
 

@@ -13,13 +13,13 @@ static tensor *far_rows(int32_t dtype, int64_t rows, int64_t columns)
 
 static void far_mask(const setting *s)
 {
-    trial *t = trial_new(
-        &(trial_spec){.dtype = s->dtype, .nq = 3, .nk = 4, .d = s->d, .backward = true});
-    trial *near = trial_copy(t, 0);
-    tensor_hash(trial_put(near, MASK, tensor_new(FFPA_F16, 1, 1, 3, 4, NULL)), 4000000, 8);
-    trial_put(near, DMASK, tensor_new(FFPA_F16, 1, 1, 3, 4, NULL));
-    tensor_hash(trial_put(t, MASK, far_rows(FFPA_F16, 3, 4)), 4000000, 8);
-    trial_put(t, DMASK, far_rows(FFPA_F16, 3, 4));
+    sample *t = sample_new(
+        &(sample_spec){.dtype = s->dtype, .nq = 3, .nk = 4, .d = s->d, .backward = true});
+    sample *near = sample_copy(t, 0);
+    tensor_hash(sample_put(near, MASK, tensor_new(FFPA_F16, 1, 1, 3, 4, NULL)), 4000000, 8);
+    sample_put(near, DMASK, tensor_new(FFPA_F16, 1, 1, 3, 4, NULL));
+    tensor_hash(sample_put(t, MASK, far_rows(FFPA_F16, 3, 4)), 4000000, 8);
+    sample_put(t, DMASK, far_rows(FFPA_F16, 3, 4));
     must_forward(t, s);
     must_forward(near, s);
     must_backward(t, s);
@@ -27,30 +27,30 @@ static void far_mask(const setting *s)
     const role outputs[] = {O, LSE, DQ, DK, DV, DMASK};
     for (size_t x = 0; x < COUNT(outputs); x++)
         expect_close(t, near, outputs[x], 1, s);
-    judge_trial_on(t, s->path, "b33");
-    trial_free(t);
-    trial_free(near);
+    judge_sample_on(t, s->path, "b33");
+    sample_free(t);
+    sample_free(near);
 }
 CASE(b33_mask_rows_past_2g, ON_F32 | ON_BF16, 64, far_mask)
 
 static void far_keys(const setting *s)
 {
-    trial *t = trial_new(
-        &(trial_spec){.dtype = s->dtype, .nq = 3, .nk = 3, .d = s->d, .backward = true});
+    sample *t = sample_new(
+        &(sample_spec){.dtype = s->dtype, .nq = 3, .nk = 3, .d = s->d, .backward = true});
     const role far[] = {Q, K, V, DOUT};
     for (size_t x = 0; x < COUNT(far); x++)
-        tensor_hash(trial_put(t, far[x], far_rows(s->dtype, 3, s->d)), 1000000 * x, 1);
-    judge_trial_on(t, s->path, "b33 keys");
-    trial_free(t);
+        tensor_hash(sample_put(t, far[x], far_rows(s->dtype, 3, s->d)), 1000000 * x, 1);
+    judge_sample_on(t, s->path, "b33 keys");
+    sample_free(t);
 }
 CASE(b33_rows_past_2g, ON_BF16, 64, far_keys)
 
 static void many_heads(const setting *s)
 {
     for (int by_head = 0; by_head < 2; by_head++) {
-        trial_spec spec = {.dtype = s->dtype, .d = s->d, .backward = true};
+        sample_spec spec = {.dtype = s->dtype, .d = s->d, .backward = true};
         *(by_head ? &spec.hq : &spec.b) = 65537;
-        trial *t = trial_new(&spec);
+        sample *t = sample_new(&spec);
         must_forward(t, s);
         must_backward(t, s);
         for (int64_t b = 0; b < 65537; b++) {
@@ -62,7 +62,7 @@ static void many_heads(const setting *s)
                             tensor_get(t->t[DOUT], at_b, at_h, 0, c));
             }
         }
-        trial_free(t);
+        sample_free(t);
     }
 }
 CASE(b34_65537_batches_or_heads, ON_F32, 64, many_heads)
@@ -76,11 +76,11 @@ static void scratch_index(const setting *s)
 {
     enum { B = 1025, H = 16 };
     if (judge_quick() && s->path->slow) return; /* the other paths are what this is about */
-    trial *t = trial_new(&(trial_spec){.dtype = s->dtype, .d = s->d, .backward = true});
+    sample *t = sample_new(&(sample_spec){.dtype = s->dtype, .d = s->d, .backward = true});
     const role all[] = {Q, K, V, DOUT, O, DQ, DK, DV};
     for (size_t x = 0; x < COUNT(all); x++)
-        trial_put(t, all[x], plain_map(B, H, s->d));
-    trial_put(t, LSE, tensor_map(FFPA_F32, (int64_t[]){B, H, 1, 1}, (int64_t[]){H, 1, 1, 1}));
+        sample_put(t, all[x], plain_map(B, H, s->d));
+    sample_put(t, LSE, tensor_map(FFPA_F32, (int64_t[]){B, H, 1, 1}, (int64_t[]){H, 1, 1, 1}));
     for (size_t x = 0; x < 4; x++) {
         for (int64_t n = 0; n < (int64_t)B * H * s->d; n++)
             ((uint16_t *)t->t[all[x]]->view.data)[n] =
@@ -96,7 +96,7 @@ static void scratch_index(const setting *s)
             expect_at(t, DK, (int64_t[]){b, H - 1, 0, c}, 0, 64, s);
         }
     }
-    trial_free(t);
+    sample_free(t);
 }
 CASE(b35_backward_scratch_index, ON_BF16, 1024, scratch_index)
 

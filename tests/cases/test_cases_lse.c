@@ -25,9 +25,9 @@ static void expect_merge(const setting *s, part a, part b, part want)
                *lse = in_place ? t[2 * in_place - 1] : t[5];
         p.o = o->view, p.lse = lse->view;
         assert_ok(ffpa_merge(s->path->ctx, &p));
-        trial as_trial = {.spec = {.dtype = s->dtype}, .t = {[O] = o, [LSE] = lse}};
-        expect_all(&as_trial, O, want.o, 0, s);
-        expect_all(&as_trial, LSE, want.lse, 0, s);
+        sample as_sample = {.spec = {.dtype = s->dtype}, .t = {[O] = o, [LSE] = lse}};
+        expect_all(&as_sample, O, want.o, 0, s);
+        expect_all(&as_sample, LSE, want.lse, 0, s);
         if (b.lse == -inf || a.lse == -inf) { /* one part alone comes through unchanged */
             assert_true(tensor_get(o, 1, 2, 4, 0) == want.o);
             assert_true(tensor_get(lse, 1, 2, 4, 0) == want.lse);
@@ -66,11 +66,11 @@ CASE(b45_merge_weights, ON_ALL, 8, merge_weights)
 
 /* ---- splits ---- */
 
-/* Run keys [first, last) of a trial alone, into o and lse. */
-static void run_part(trial *whole, const int64_t keys[2], tensor *o, tensor *lse,
+/* Run keys [first, last) of a sample alone, into o and lse. */
+static void run_part(sample *whole, const int64_t keys[2], tensor *o, tensor *lse,
                      const setting *s)
 {
-    trial_wire(whole);
+    sample_wire(whole);
     ffpa_forward_params p = whole->f;
     p.k.shape[2] = p.v.shape[2] = keys[1] - keys[0];
     p.k.data = (char *)p.k.data + keys[0] * p.k.stride[2] * (int64_t)tensor_element(s->dtype);
@@ -87,16 +87,16 @@ static void more_splits_than_keys(const setting *s)
     const double units =
         s->dtype == FFPA_F32 ? 16 : tensor_ulp(s->dtype) / tensor_ulp(FFPA_F32);
     for (int64_t nk = 5; nk <= 6; nk++) {
-        trial *t = trial_new(&(trial_spec){.dtype = s->dtype,
-                                           .o_dtype = FFPA_F32,
-                                           .hq = 4,
-                                           .hk = 1,
-                                           .nq = 1,
-                                           .nk = nk,
-                                           .d = s->d});
+        sample *t = sample_new(&(sample_spec){.dtype = s->dtype,
+                                              .o_dtype = FFPA_F32,
+                                              .hq = 4,
+                                              .hk = 1,
+                                              .nq = 1,
+                                              .nk = nk,
+                                              .d = s->d});
         must_forward(t, s);
         for (size_t x = 0; x < COUNT(splits); x++) {
-            trial *sum = trial_copy(t, 0);
+            sample *sum = sample_copy(t, 0);
             tensor_fill(sum->t[O], (double)NAN);
             tensor_fill(sum->t[LSE], -(double)INFINITY);
             tensor *o = tensor_new(FFPA_F32, 1, 4, 1, s->d, NULL),
@@ -112,9 +112,9 @@ static void more_splits_than_keys(const setting *s)
             expect_close(sum, t, O, units, s);
             expect_close(sum, t, LSE, 16, s);
             tensor_free(o), tensor_free(lse);
-            trial_free(sum);
+            sample_free(sum);
         }
-        trial_free(t);
+        sample_free(t);
     }
 }
 CASE(b42_more_splits_than_keys, ON_ALL, 512, more_splits_than_keys)
@@ -124,33 +124,33 @@ static void more_threads_than_keys(const setting *s)
 {
     const int threads[] = {1, 2, 3, 7, 64};
     const int32_t lengths[] = {5};
-    trial *first[2] = {NULL, NULL};
+    sample *first[2] = {NULL, NULL};
     for (size_t x = 0; x < COUNT(threads); x++) {
         ffpa_context *ctx = judge_context(s->path->backend, s->path->isa, threads[x]);
         for (int appended = 0; appended < 2; appended++) {
-            trial *t = trial_new(&(trial_spec){
+            sample *t = sample_new(&(sample_spec){
                 .dtype = s->dtype, .hq = 4, .hk = 1, .nq = 1, .nk = 5 + appended, .d = s->d});
             if (appended) {
-                trial_use_cache(t, lengths);
-                tensor_hash(trial_put(t, K_NEW, tensor_new(s->dtype, 1, 1, 1, s->d, NULL)), 5,
+                sample_use_cache(t, lengths);
+                tensor_hash(sample_put(t, K_NEW, tensor_new(s->dtype, 1, 1, 1, s->d, NULL)), 5,
                             1);
-                tensor_hash(trial_put(t, V_NEW, tensor_new(s->dtype, 1, 1, 1, s->d, NULL)), 6,
+                tensor_hash(sample_put(t, V_NEW, tensor_new(s->dtype, 1, 1, 1, s->d, NULL)), 6,
                             1);
             }
-            assert_ok(trial_forward(t, ctx));
+            assert_ok(sample_forward(t, ctx));
             if (x == 0) {
-                judge_trial_on(t, s->path, "b42");
+                judge_sample_on(t, s->path, "b42");
                 first[appended] = t;
                 continue;
             }
             expect_same(t, first[appended], O, s);
             expect_same(t, first[appended], LSE, s);
-            trial_free(t);
+            sample_free(t);
         }
         ffpa_context_destroy(ctx);
     }
-    trial_free(first[0]);
-    trial_free(first[1]);
+    sample_free(first[0]);
+    sample_free(first[1]);
 }
 CASE(b42_more_threads_than_keys, ON_ALL, 512, more_threads_than_keys)
 
@@ -158,11 +158,11 @@ CASE(b42_more_threads_than_keys, ON_ALL, 512, more_threads_than_keys)
 
 static void natural_log(const setting *s)
 {
-    trial *t = trial_new(&(trial_spec){.dtype = s->dtype, .nk = 2, .d = s->d});
+    sample *t = sample_new(&(sample_spec){.dtype = s->dtype, .nk = 2, .d = s->d});
     tensor_fill(t->t[Q], 0);
     must_forward(t, s);
     expect_all(t, LSE, log(2), 0, s);
-    trial_free(t);
+    sample_free(t);
 }
 CASE(b43_lse_is_a_natural_log, ON_ALL, 0, natural_log)
 
@@ -176,41 +176,41 @@ static void lse_layout(const setting *s)
     const int32_t cu[] = {0, 2, 5};
     for (size_t x = 0; x < COUNT(list); x++) {
         for (int varlen = 0; varlen < 2; varlen++) {
-            trial_spec spec = {
+            sample_spec spec = {
                 .dtype = s->dtype, .hq = 3, .nq = 5, .d = s->d, .backward = true};
             spec.layout[LSE] = list[x];
-            trial *t = trial_new(&spec); /* lse [1, 3, 5, 1], guarded all around */
-            if (varlen) trial_use_varlen(t, 2, cu, cu);
-            judge_trial_on(t, s->path, "b44");
-            trial_free(t);
+            sample *t = sample_new(&spec); /* lse [1, 3, 5, 1], guarded all around */
+            if (varlen) sample_use_varlen(t, 2, cu, cu);
+            judge_sample_on(t, s->path, "b44");
+            sample_free(t);
         }
     }
-    trial *t = trial_new(&(trial_spec){.dtype = s->dtype, .hq = 3, .nq = 5, .d = s->d});
-    trial *without = trial_copy(t, 0);
-    trial_put(without, LSE, NULL);
+    sample *t = sample_new(&(sample_spec){.dtype = s->dtype, .hq = 3, .nq = 5, .d = s->d});
+    sample *without = sample_copy(t, 0);
+    sample_put(without, LSE, NULL);
     must_forward(t, s);
     must_forward(without, s);
     expect_same(without, t, O, s);
-    trial_free(t);
-    trial_free(without);
+    sample_free(t);
+    sample_free(without);
 }
 CASE(b44_lse_layout, ON_ALL, 64, lse_layout)
 
 static void gradient_through_lse(const setting *s)
 {
-    trial *t =
-        trial_new(&(trial_spec){.dtype = s->dtype, .nk = 2, .d = s->d, .backward = true});
+    sample *t =
+        sample_new(&(sample_spec){.dtype = s->dtype, .nk = 2, .d = s->d, .backward = true});
     const double x = tensor_round(s->dtype, log(3)), p = 1 / (1 + exp(-x));
     tensor_values(t->t[Q], 1, (double[]){1});
     tensor_values(t->t[K], 1, (double[]){x, 0});
     tensor_fill(t->t[DOUT], 0);
-    tensor_fill(trial_put(t, DLSE, tensor_new(FFPA_F32, 1, 1, 1, 1, NULL)), 1);
+    tensor_fill(sample_put(t, DLSE, tensor_new(FFPA_F32, 1, 1, 1, 1, NULL)), 1);
     must_forward(t, s);
     must_backward(t, s);
     expect_values(t, DQ, 1, (double[]){p * x}, 0, s);
     expect_values(t, DK, 1, (double[]){p, 1 - p}, 0, s);
     expect_all(t, DV, 0, 0, s);
-    trial_free(t);
+    sample_free(t);
 }
 CASE(b46_gradient_through_lse, ON_ALL, 0, gradient_through_lse)
 
@@ -218,36 +218,36 @@ CASE(b46_gradient_through_lse, ON_ALL, 0, gradient_through_lse)
 
 static void sink_counts(const setting *s)
 {
-    trial *t =
-        trial_new(&(trial_spec){.dtype = s->dtype, .nk = 1, .d = s->d, .backward = true});
+    sample *t =
+        sample_new(&(sample_spec){.dtype = s->dtype, .nk = 1, .d = s->d, .backward = true});
     tensor_fill(t->t[Q], 0);
     tensor_values(t->t[V], 1, (double[]){6});
     tensor_values(t->t[DOUT], 1, (double[]){1});
-    tensor_fill(trial_put(t, SINK, tensor_new(FFPA_F32, 1, 1, 1, 1, NULL)), 0);
-    trial_put(t, DSINK, tensor_new(FFPA_F32, 1, 1, 1, 1, NULL));
+    tensor_fill(sample_put(t, SINK, tensor_new(FFPA_F32, 1, 1, 1, 1, NULL)), 0);
+    sample_put(t, DSINK, tensor_new(FFPA_F32, 1, 1, 1, 1, NULL));
     must_forward(t, s);
     expect_values(t, O, 1, (double[]){3}, 0, s);
     expect_all(t, LSE, log(2), 0, s);
     must_backward(t, s);
     expect_all(t, DSINK, -1.5, 0, s);
     expect_values(t, DV, 1, (double[]){.5}, 0, s);
-    trial_free(t);
+    sample_free(t);
 }
 CASE(b47_sink_counts, ON_ALL, 0, sink_counts)
 
 /* An empty row with a sink: O = 0, LSE = the sink, and dSink receives dLSE. */
 static void sink_of_an_empty_row(const setting *s)
 {
-    trial *t = trial_new(&(trial_spec){
+    sample *t = sample_new(&(sample_spec){
         .dtype = s->dtype, .hq = 2, .nq = 3, .nk = 1, .d = s->d, .backward = true});
     t->f.causal = FFPA_BOTTOM_RIGHT; /* rows 0 and 1 see nothing */
     tensor_fill(t->t[Q], 0);
     tensor_fill(t->t[DOUT], 0);
-    tensor_values(trial_put(t, SINK, tensor_new(FFPA_F32, 1, 2, 1, 1, NULL)), 1,
+    tensor_values(sample_put(t, SINK, tensor_new(FFPA_F32, 1, 2, 1, 1, NULL)), 1,
                   (double[]){-1.5, 30});
-    tensor_values(trial_put(t, DLSE, tensor_new(FFPA_F32, 1, 2, 3, 1, NULL)), 1,
+    tensor_values(sample_put(t, DLSE, tensor_new(FFPA_F32, 1, 2, 3, 1, NULL)), 1,
                   (double[]){1, 2, 0, 4, 8, 0});
-    trial_put(t, DSINK, tensor_new(FFPA_F32, 1, 2, 1, 1, NULL));
+    sample_put(t, DSINK, tensor_new(FFPA_F32, 1, 2, 1, 1, NULL));
     must_forward(t, s);
     const double last0 = log(1 + exp(-1.5)), last1 = 30 + log1p(exp(-30));
     expect_values(t, LSE, 1, (double[]){-1.5, -1.5, last0, 30, 30, last1}, 0, s);
@@ -256,8 +256,8 @@ static void sink_of_an_empty_row(const setting *s)
     must_backward(t, s);
     expect_values(t, DSINK, 1, (double[]){3, 12}, 0, s);
     expect_all(t, DQ, 0, 0, s);
-    judge_trial_on(t, s->path, "b47");
-    trial_free(t);
+    judge_sample_on(t, s->path, "b47");
+    sample_free(t);
 }
 CASE(b47_sink_of_an_empty_row, ON_ALL, 0, sink_of_an_empty_row)
 

@@ -8,13 +8,13 @@ static const double sigmoid1 = 0.73105857863000487925;
 
 static void fully_masked_row(const setting *s)
 {
-    trial *t = trial_new(
-        &(trial_spec){.dtype = s->dtype, .nq = 2, .nk = 3, .d = s->d, .backward = true});
+    sample *t = sample_new(
+        &(sample_spec){.dtype = s->dtype, .nq = 2, .nk = 3, .d = s->d, .backward = true});
     tensor_values(t->t[Q], 2, (double[]){1, 0, .5, 1});
     tensor_values(t->t[K], 2, (double[]){1, 0, 0, 1, 1, 1});
     tensor_values(t->t[V], 1, (double[]){1, 2, 3});
     tensor_fill(t->t[DOUT], 1);
-    trial_use_mask(t, (int64_t[]){1, 1, 2, 3}, (double[]){1, 1, 0, 0, 0, 0});
+    sample_use_mask(t, (int64_t[]){1, 1, 2, 3}, (double[]){1, 1, 0, 0, 0, 0});
     must_forward(t, s);
     expect_values(t, O, 1, (double[]){2 - sigmoid1, 0}, 0, s);
     expect_values(t, LSE, 1, (double[]){log(1 + exp(1)), -(double)INFINITY}, 0, s);
@@ -25,7 +25,7 @@ static void fully_masked_row(const setting *s)
     expect_row(t, DV, 0, sigmoid1, 0, s);
     expect_row(t, DV, 1, 1 - sigmoid1, 0, s);
     expect_row(t, DV, 2, 0, 0, s);
-    trial_free(t);
+    sample_free(t);
 }
 CASE(b01_fully_masked_row, ON_ALL, 0, fully_masked_row)
 
@@ -36,15 +36,15 @@ static void lowest_finite_bias(const setting *s)
         double lowest;
     } bias[] = {{FFPA_F32, -(double)FLT_MAX}, {FFPA_F16, -65504.0}, {FFPA_BF16, -0x1.fep127}};
     for (size_t x = 0; x < COUNT(bias); x++) {
-        trial *t = trial_new(&(trial_spec){.dtype = s->dtype, .nk = 3, .d = s->d});
+        sample *t = sample_new(&(sample_spec){.dtype = s->dtype, .nk = 3, .d = s->d});
         tensor_fill(t->t[Q], 0);
         tensor_identity(t->t[V]);
-        tensor_fill(trial_put(t, MASK, tensor_new(bias[x].dtype, 1, 1, 1, 3, NULL)),
+        tensor_fill(sample_put(t, MASK, tensor_new(bias[x].dtype, 1, 1, 1, 3, NULL)),
                     bias[x].lowest);
         must_forward(t, s);
         expect_values(t, O, 3, (double[]){1 / 3., 1 / 3., 1 / 3.}, 0, s);
         expect_all(t, LSE, bias[x].lowest + log(3), 0, s);
-        trial_free(t);
+        sample_free(t);
     }
 }
 CASE(b02_lowest_finite_bias_is_no_mask, ON_ALL, 0, lowest_finite_bias)
@@ -67,10 +67,10 @@ static void blocks_masked_before_any_key(const setting *s)
     enum { N = 600, REACH = 10 };
     const int32_t kinds[] = {FFPA_F32, FFPA_BOOL};
     for (size_t x = 0; x < COUNT(kinds); x++) {
-        trial *t =
-            trial_new(&(trial_spec){.dtype = s->dtype, .nq = N, .d = s->d, .backward = true});
-        trial_put(t, MASK, band_mask(kinds[x], N, REACH));
-        judge_trial_on(t, s->path, "b03");
+        sample *t =
+            sample_new(&(sample_spec){.dtype = s->dtype, .nq = N, .d = s->d, .backward = true});
+        sample_put(t, MASK, band_mask(kinds[x], N, REACH));
+        judge_sample_on(t, s->path, "b03");
         tensor_fill(t->t[Q], 0);
         must_forward(t, s);
         for (int64_t i = 0; i < N; i++) {
@@ -78,7 +78,7 @@ static void blocks_masked_before_any_key(const setting *s)
                           after = N - 1 - i < REACH ? N - 1 - i : REACH;
             expect_row(t, LSE, i, log((double)(before + 1 + after)), 0, s);
         }
-        trial_free(t);
+        sample_free(t);
     }
 }
 CASE(b03_blocks_masked_before_any_key, ON_F32, 64, blocks_masked_before_any_key)
@@ -86,7 +86,7 @@ CASE(b03_blocks_masked_before_any_key, ON_F32, 64, blocks_masked_before_any_key)
 /* Four keys alike, v = 1..4: O = 2.5 and LSE = the score + ln 4. */
 static void four_equal_keys(const setting *s, double q, double k, double lse)
 {
-    trial *t = trial_new(&(trial_spec){.dtype = s->dtype, .nk = 4, .d = s->d});
+    sample *t = sample_new(&(sample_spec){.dtype = s->dtype, .nk = 4, .d = s->d});
     t->f.flags = 0;
     tensor_fill(t->t[Q], q);
     tensor_fill(t->t[K], k);
@@ -94,7 +94,7 @@ static void four_equal_keys(const setting *s, double q, double k, double lse)
     must_forward(t, s);
     expect_values(t, O, 1, (double[]){2.5}, 0, s);
     expect_all(t, LSE, lse, 0, s);
-    trial_free(t);
+    sample_free(t);
 }
 
 static void very_negative_scores(const setting *s)
@@ -111,7 +111,7 @@ CASE(b05_products_beyond_f16, ON_ALL, 512, products_beyond_f16)
 
 static void huge_equal_scores(const setting *s)
 {
-    trial *t = trial_new(&(trial_spec){.dtype = s->dtype, .nk = 2, .d = s->d});
+    sample *t = sample_new(&(sample_spec){.dtype = s->dtype, .nk = 2, .d = s->d});
     t->f.scale = .25f;
     tensor_values(t->t[Q], 1, (double[]){133120});
     tensor_values(t->t[K], 1, (double[]){133120, 133120});
@@ -119,13 +119,13 @@ static void huge_equal_scores(const setting *s)
     must_forward(t, s);
     expect_values(t, O, 1, (double[]){2}, 0, s);
     expect_all(t, LSE, 133120. * 133120. / 4, 0, s);
-    trial_free(t);
+    sample_free(t);
 }
 CASE(b06_huge_equal_scores, ON_F32 | ON_BF16, 16, huge_equal_scores)
 
 static void large_values(const setting *s)
 {
-    trial *t = trial_new(&(trial_spec){.dtype = s->dtype, .nk = 512, .d = s->d});
+    sample *t = sample_new(&(sample_spec){.dtype = s->dtype, .nk = 512, .d = s->d});
     tensor_fill(t->t[Q], 0);
     tensor_fill(t->t[V], 60000);
     must_forward(t, s);
@@ -139,14 +139,14 @@ static void large_values(const setting *s)
     must_forward(t, s);
     expect_all(t, O, 0, 1, s);
     expect_at(t, O, at, 0, 1, s);
-    trial_free(t);
+    sample_free(t);
 }
 CASE(b07_large_values, ON_F16, 0, large_values)
 
 /* Forward and backward with whatever the last keys hold equal the run with zeros there. */
-static void compare_with_clean(trial *dirty, int64_t valid, const setting *s)
+static void compare_with_clean(sample *dirty, int64_t valid, const setting *s)
 {
-    trial *clean = trial_copy(dirty, 0);
+    sample *clean = sample_copy(dirty, 0);
     for (int64_t j = valid; j < clean->t[K]->view.shape[2]; j++) {
         for (int64_t c = 0; c < s->d; c++) {
             tensor_set(clean->t[K], 0, 0, j, c, 0);
@@ -166,34 +166,34 @@ static void compare_with_clean(trial *dirty, int64_t valid, const setting *s)
         expect_row(dirty, DK, j, 0, 0, s);
         expect_row(dirty, DV, j, 0, 0, s);
     }
-    trial_free(clean);
+    sample_free(clean);
 }
 
 static void masked_keys_hold_anything(const setting *s)
 {
     for (int additive = 0; additive < 2; additive++) {
-        trial *t = trial_new(
-            &(trial_spec){.dtype = s->dtype, .nq = 2, .nk = 3, .d = s->d, .backward = true});
+        sample *t = sample_new(
+            &(sample_spec){.dtype = s->dtype, .nq = 2, .nk = 3, .d = s->d, .backward = true});
         tensor *mask = tensor_new(additive ? FFPA_F32 : FFPA_BOOL, 1, 1, 1, 3, NULL);
-        tensor_values(trial_put(t, MASK, mask), 3,
+        tensor_values(sample_put(t, MASK, mask), 3,
                       (double[]){1, 1, additive ? -(double)INFINITY : 0});
         compare_with_clean(t, 2, s);
-        trial_free(t);
+        sample_free(t);
     }
     /* Keys past the last query's diagonal, and keys that no window reaches. */
     for (int window = 0; window < 2; window++) {
-        trial *t = trial_new(
-            &(trial_spec){.dtype = s->dtype, .nq = 40, .nk = 90, .d = s->d, .backward = true});
+        sample *t = sample_new(
+            &(sample_spec){.dtype = s->dtype, .nq = 40, .nk = 90, .d = s->d, .backward = true});
         t->f.causal = window ? FFPA_CAUSAL_NONE : FFPA_TOP_LEFT;
         if (window) {
             tensor *mask = tensor_new(FFPA_BOOL, 1, 1, 1, 90, NULL);
-            trial_put(t, MASK, mask);
+            sample_put(t, MASK, mask);
             for (int64_t j = 0; j < 90; j++)
                 tensor_set(mask, 0, 0, 0, j, j < 40);
-            trial_use_window(t, 70, -1);
+            sample_use_window(t, 70, -1);
         }
         compare_with_clean(t, 40, s);
-        trial_free(t);
+        sample_free(t);
     }
 }
 CASE(b08_masked_keys_hold_anything, ON_ALL, 0, masked_keys_hold_anything)
@@ -202,10 +202,10 @@ CASE(b08_masked_keys_hold_anything, ON_ALL, 0, masked_keys_hold_anything)
 static void poison_stays_in_its_rows(const setting *s)
 {
     enum { N = 75, BAD_V = 20, BAD_K = 33 };
-    trial *clean =
-        trial_new(&(trial_spec){.dtype = s->dtype, .nq = N, .d = s->d, .backward = true});
+    sample *clean =
+        sample_new(&(sample_spec){.dtype = s->dtype, .nq = N, .d = s->d, .backward = true});
     clean->f.causal = FFPA_BOTTOM_RIGHT;
-    trial *dirty = trial_copy(clean, 0);
+    sample *dirty = sample_copy(clean, 0);
     for (int64_t c = 0; c < s->d; c++)
         tensor_set(dirty->t[V], 0, 0, BAD_V, c, (double)NAN);
     for (int64_t c = 0; c < s->d; c++)
@@ -226,18 +226,18 @@ static void poison_stays_in_its_rows(const setting *s)
         }
         assert_int_equal(isnan(tensor_get(dirty->t[LSE], 0, 0, i, 0)) != 0, i >= BAD_K);
     }
-    judge_trial_on(dirty, s->path, "b08");
-    trial_free(clean);
-    trial_free(dirty);
+    judge_sample_on(dirty, s->path, "b08");
+    sample_free(clean);
+    sample_free(dirty);
 }
 CASE(b08_poison_stays_in_its_rows, ON_ALL, 0, poison_stays_in_its_rows)
 
 static void nan_query(const setting *s)
 {
     for (int64_t nk = 4; nk < 200; nk += 130) {
-        trial *clean =
-            trial_new(&(trial_spec){.dtype = s->dtype, .nq = 2, .nk = nk, .d = s->d});
-        trial *dirty = trial_copy(clean, 0);
+        sample *clean =
+            sample_new(&(sample_spec){.dtype = s->dtype, .nq = 2, .nk = nk, .d = s->d});
+        sample *dirty = sample_copy(clean, 0);
         tensor_set(dirty->t[Q], 0, 0, 1, s->d / 2, (double)NAN);
         must_forward(clean, s);
         must_forward(dirty, s);
@@ -248,8 +248,8 @@ static void nan_query(const setting *s)
                         tensor_get(clean->t[O], 0, 0, 0, c));
         assert_true(tensor_get(dirty->t[LSE], 0, 0, 0, 0) ==
                     tensor_get(clean->t[LSE], 0, 0, 0, 0));
-        trial_free(clean);
-        trial_free(dirty);
+        sample_free(clean);
+        sample_free(dirty);
     }
 }
 CASE(b09_nan_query_stays_in_its_row, ON_ALL, 0, nan_query)

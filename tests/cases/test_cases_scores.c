@@ -5,7 +5,7 @@
 
 static void capped_scores(const setting *s)
 {
-    trial *t = trial_new(&(trial_spec){.dtype = s->dtype, .nk = 2, .d = s->d});
+    sample *t = sample_new(&(sample_spec){.dtype = s->dtype, .nk = 2, .d = s->d});
     t->f.softcap = 10;
     tensor_values(t->t[Q], 1, (double[]){30});
     tensor_values(t->t[K], 1, (double[]){1, 0});
@@ -14,13 +14,13 @@ static void capped_scores(const setting *s)
     const double x = 10 * tanh(3);
     expect_values(t, O, 1, (double[]){1 / (1 + exp(-x))}, 0, s);
     expect_all(t, LSE, x + log1p(exp(-x)), 0, s);
-    trial_free(t);
+    sample_free(t);
 }
 CASE(b48_capped_scores, ON_ALL, 0, capped_scores)
 
 static void derivative_of_the_cap(const setting *s)
 {
-    trial *t = trial_new(&(trial_spec){
+    sample *t = sample_new(&(sample_spec){
         .dtype = s->dtype, .o_dtype = FFPA_F32, .nk = 2, .d = s->d, .backward = true});
     t->f.softcap = 10;
     tensor_values(t->t[Q], 1, (double[]){5});
@@ -34,44 +34,44 @@ static void derivative_of_the_cap(const setting *s)
     expect_values(t, O, 1, (double[]){p}, 0, s);
     expect_values(t, DQ, 1, (double[]){dx}, 1e-2, s);
     expect_values(t, DK, 1, (double[]){5 * dx, -5 * dx}, 1e-2, s);
-    trial_free(t);
+    sample_free(t);
 }
 CASE(b49_derivative_of_the_cap, ON_ALL, 0, derivative_of_the_cap)
 
 static void alibi_distance(const setting *s)
 {
-    trial *t = trial_new(&(trial_spec){.dtype = s->dtype, .nk = 3, .d = s->d});
+    sample *t = sample_new(&(sample_spec){.dtype = s->dtype, .nk = 3, .d = s->d});
     tensor_fill(t->t[Q], 0);
     tensor_identity(t->t[V]);
-    tensor_fill(trial_put(t, ALIBI, tensor_new(FFPA_F32, 1, 1, 1, 1, NULL)), log(2));
+    tensor_fill(sample_put(t, ALIBI, tensor_new(FFPA_F32, 1, 1, 1, 1, NULL)), log(2));
     must_forward(t, s);
     expect_values(t, O, 3, (double[]){1 / 7., 2 / 7., 4 / 7.}, 0, s);
-    trial_free(t);
+    sample_free(t);
     /* Keys on both sides of the query, slopes per batch and head, top-left causal beside it. */
-    t = trial_new(&(trial_spec){
+    t = sample_new(&(sample_spec){
         .dtype = s->dtype, .b = 2, .hq = 2, .nq = 37, .nk = 60, .d = s->d, .backward = true});
-    tensor_values(trial_put(t, ALIBI, tensor_new(FFPA_F32, 2, 2, 1, 1, NULL)), 1,
+    tensor_values(sample_put(t, ALIBI, tensor_new(FFPA_F32, 2, 2, 1, 1, NULL)), 1,
                   (double[]){.5, .25, -.125, 0});
-    judge_trial_on(t, s->path, "b50");
+    judge_sample_on(t, s->path, "b50");
     t->f.causal = FFPA_TOP_LEFT;
-    judge_trial_on(t, s->path, "b50 top left");
-    trial_free(t);
+    judge_sample_on(t, s->path, "b50 top left");
+    sample_free(t);
 }
 CASE(b50_alibi_distance, ON_ALL, 64, alibi_distance)
 
 /* B2 H2 Nq2 Nk2, q = k = 0, v = (0, 1), dout 1 in one column: dS = -+1/4 for each of 8 rows. */
-static trial *bias_trial(const setting *s, const int64_t shape[4])
+static sample *bias_sample(const setting *s, const int64_t shape[4])
 {
-    trial *t = trial_new(&(trial_spec){
+    sample *t = sample_new(&(sample_spec){
         .dtype = s->dtype, .b = 2, .hq = 2, .nq = 2, .d = s->d, .backward = true});
     tensor_fill(t->t[Q], 0);
     tensor_fill(t->t[K], 0);
     tensor_values(t->t[V], 1, (double[]){0, 1, 0, 1, 0, 1, 0, 1});
     tensor_values(t->t[DOUT], 1, (double[]){1, 1, 1, 1, 1, 1, 1, 1});
     tensor_fill(
-        trial_put(t, MASK, tensor_new(FFPA_F32, shape[0], shape[1], shape[2], shape[3], NULL)),
+        sample_put(t, MASK, tensor_new(FFPA_F32, shape[0], shape[1], shape[2], shape[3], NULL)),
         0);
-    trial_put(t, DMASK, tensor_new(FFPA_F32, shape[0], shape[1], shape[2], shape[3], NULL));
+    sample_put(t, DMASK, tensor_new(FFPA_F32, shape[0], shape[1], shape[2], shape[3], NULL));
     return t;
 }
 
@@ -80,18 +80,18 @@ static void reduced_bias_gradient(const setting *s)
     for (int full = 0; full < 8; full++) { /* every set of broadcast axes */
         const int64_t shape[4] = {full & 1 ? 2 : 1, full & 2 ? 2 : 1, full & 4 ? 2 : 1, 2};
         const double rows = 8. / (double)(shape[0] * shape[1] * shape[2]);
-        trial *t = bias_trial(s, shape);
+        sample *t = bias_sample(s, shape);
         must_forward(t, s);
         must_backward(t, s);
         expect_column(t, DMASK, 0, -rows / 4, 0, s);
         expect_column(t, DMASK, 1, rows / 4, 0, s);
-        trial_free(t);
+        sample_free(t);
     }
-    trial *t = bias_trial(s, (int64_t[]){2, 2, 2, 1}); /* the sum over keys is 0 */
+    sample *t = bias_sample(s, (int64_t[]){2, 2, 2, 1}); /* the sum over keys is 0 */
     must_forward(t, s);
     must_backward(t, s);
     expect_all(t, DMASK, 0, 1, s);
-    trial_free(t);
+    sample_free(t);
 }
 CASE(b65_reduced_bias_gradient, ON_ALL, 0, reduced_bias_gradient)
 
@@ -102,46 +102,46 @@ static void bias_gradient_of_many_tiles(const setting *s)
     for (int full = 0; full < 16; full++) {
         const int64_t b = full & 1 ? 2 : 1, h = full & 2 ? 4 : 1, q = full & 4 ? 75 : 1,
                       k = full & 8 ? 83 : 1;
-        trial *t = trial_new(&(trial_spec){.dtype = s->dtype,
-                                           .b = 2,
-                                           .hq = 4,
-                                           .hk = 2,
-                                           .nq = 75,
-                                           .nk = 83,
-                                           .d = s->d,
-                                           .backward = true});
+        sample *t = sample_new(&(sample_spec){.dtype = s->dtype,
+                                              .b = 2,
+                                              .hq = 4,
+                                              .hk = 2,
+                                              .nq = 75,
+                                              .nk = 83,
+                                              .d = s->d,
+                                              .backward = true});
         const int32_t kind = kinds[full % 3];
-        tensor_hash(trial_put(t, MASK, tensor_new(kind, b, h, q, k, NULL)), 4000000, 4);
-        trial_put(
+        tensor_hash(sample_put(t, MASK, tensor_new(kind, b, h, q, k, NULL)), 4000000, 4);
+        sample_put(
             t, DMASK,
             tensor_new(full % 2 ? FFPA_F32 : kind, b, h, q, k, full & 4 ? &TENSOR_BNHD : NULL));
         t->f.causal = full % 3;
-        judge_trial_on(t, s->path, "b65");
-        trial_free(t);
+        judge_sample_on(t, s->path, "b65");
+        sample_free(t);
     }
 }
 CASE(b65_bias_gradient_of_many_tiles, ON_ALL, 40, bias_gradient_of_many_tiles)
 
 static void only_some_gradients(const setting *s)
 {
-    trial *t = bias_trial(s, (int64_t[]){1, 1, 1, 2});
+    sample *t = bias_sample(s, (int64_t[]){1, 1, 1, 2});
     const role outputs[] = {DQ, DK, DV, DMASK};
     must_forward(t, s);
     must_backward(t, s);
     for (unsigned wanted = 0; wanted < 16; wanted++) {
-        trial *some = trial_copy(t, 0);
+        sample *some = sample_copy(t, 0);
         for (size_t x = 0; x < COUNT(outputs); x++) {
-            if (!(wanted >> x & 1u)) trial_put(some, outputs[x], NULL);
+            if (!(wanted >> x & 1u)) sample_put(some, outputs[x], NULL);
         }
         must_forward(some, s);
         must_backward(some, s);
         for (size_t x = 0; x < COUNT(outputs); x++) {
             if (wanted >> x & 1u) expect_same(some, t, outputs[x], s);
         }
-        trial_free(some);
+        sample_free(some);
     }
     expect_values(t, DMASK, 2, (double[]){-2, 2}, 0, s);
-    trial_free(t);
+    sample_free(t);
 }
 CASE(b66_only_some_gradients, ON_ALL, 0, only_some_gradients)
 

@@ -5,36 +5,36 @@
 
 static const role gradients[] = {O, LSE, DQ, DK, DV};
 
-/* The trial gives what it gives with contiguous copies of its tensors. */
-static void expect_like_copies(trial *t, const setting *s)
+/* The sample gives what it gives with contiguous copies of its tensors. */
+static void expect_like_copies(sample *t, const setting *s)
 {
-    trial *copies = trial_copy(t, 0);
+    sample *copies = sample_copy(t, 0);
     must_forward(t, s);
     must_forward(copies, s);
     must_backward(t, s);
     must_backward(copies, s);
     for (size_t x = 0; x < COUNT(gradients); x++)
         expect_close(t, copies, gradients[x], 1, s);
-    trial_free(copies);
+    sample_free(copies);
 }
 
 static void layouts(const setting *s, const tensor_layout *l, int64_t nq)
 {
-    trial_spec spec = {.dtype = s->dtype,
-                       .b = 2,
-                       .hq = 4,
-                       .hk = 2,
-                       .nq = nq,
-                       .nk = nq + 3,
-                       .d = s->d,
-                       .backward = true};
+    sample_spec spec = {.dtype = s->dtype,
+                        .b = 2,
+                        .hq = 4,
+                        .hk = 2,
+                        .nq = nq,
+                        .nk = nq + 3,
+                        .d = s->d,
+                        .backward = true};
     for (int r = 0; r < ROLES; r++)
         spec.layout[r] = *l;
-    trial *t = trial_new(&spec);
+    sample *t = sample_new(&spec);
     t->f.causal = FFPA_BOTTOM_RIGHT;
     expect_like_copies(t, s);
-    judge_trial_on(t, s->path, "layouts");
-    trial_free(t);
+    judge_sample_on(t, s->path, "layouts");
+    sample_free(t);
 }
 
 static void transposed(const setting *s)
@@ -63,14 +63,14 @@ CASE(b27_every_order_and_sign, ON_ALL, 40, every_order)
 
 static void value_strides_of_their_own(const setting *s)
 {
-    trial_spec spec = {
+    sample_spec spec = {
         .dtype = s->dtype, .b = 2, .hq = 2, .nq = 19, .d = s->d, .backward = true};
     spec.layout[V] = (tensor_layout){.order = {0, 2, 1, 3}, .pad = {0, 0, 0, 8}};
     spec.layout[DV] = (tensor_layout){.order = {1, 0, 2, 3}, .pad = {0, 0, 0, 3}};
-    trial *t = trial_new(&spec);
+    sample *t = sample_new(&spec);
     expect_like_copies(t, s);
-    judge_trial_on(t, s->path, "b28");
-    trial_free(t);
+    judge_sample_on(t, s->path, "b28");
+    sample_free(t);
 }
 CASE(b28_value_strides_of_their_own, ON_ALL, 64, value_strides_of_their_own)
 
@@ -78,12 +78,13 @@ static void element_alignment(const setting *s)
 {
     for (int64_t d = 64; d <= 72; d += 8) {
         for (int64_t skew = 1; skew <= 3; skew += 2) {
-            trial_spec spec = {.dtype = s->dtype, .nq = 17, .nk = 40, .d = d, .backward = true};
+            sample_spec spec = {
+                .dtype = s->dtype, .nq = 17, .nk = 40, .d = d, .backward = true};
             for (int r = 0; r < ROLES; r++)
                 spec.layout[r].skew = skew;
-            trial *t = trial_new(&spec);
+            sample *t = sample_new(&spec);
             expect_like_copies(t, s);
-            trial_free(t);
+            sample_free(t);
         }
     }
 }
@@ -101,18 +102,18 @@ static void mask_strides(const setting *s)
     const int32_t kinds[] = {FFPA_F32, FFPA_F16, FFPA_BF16, FFPA_BOOL};
     for (size_t i = 0; i < COUNT(list); i++) {
         for (size_t k = 0; k < COUNT(kinds); k++) {
-            trial *t = trial_new(&(trial_spec){.dtype = s->dtype,
-                                               .b = 2,
-                                               .hq = 2,
-                                               .nq = 9,
-                                               .nk = 43,
-                                               .d = s->d,
-                                               .backward = true});
+            sample *t = sample_new(&(sample_spec){.dtype = s->dtype,
+                                                  .b = 2,
+                                                  .hq = 2,
+                                                  .nq = 9,
+                                                  .nk = 43,
+                                                  .d = s->d,
+                                                  .backward = true});
             uint64_t rng = 30 + i;
-            tensor *mask = trial_put(t, MASK, tensor_new(kinds[k], 2, 2, 9, 43, &list[i]));
+            tensor *mask = sample_put(t, MASK, tensor_new(kinds[k], 2, 2, 9, 43, &list[i]));
             tensor_random(mask, &rng, kinds[k] == FFPA_BOOL ? 0.5 : -3, 3);
-            judge_trial_on(t, s->path, "b30");
-            trial_free(t);
+            judge_sample_on(t, s->path, "b30");
+            sample_free(t);
         }
     }
 }
@@ -120,21 +121,21 @@ CASE(b30_mask_strides, ON_ALL, 64, mask_strides)
 
 static void f32_bias_on_small_floats(const setting *s)
 {
-    trial *t = trial_new(&(trial_spec){
+    sample *t = sample_new(&(sample_spec){
         .dtype = s->dtype, .hq = 2, .nq = 21, .nk = 43, .d = s->d, .backward = true});
     t->f.flags = 0;
-    tensor_hash(trial_put(t, MASK, tensor_new(FFPA_F32, 1, 2, 21, 43, NULL)), 4000000, 8);
-    judge_trial_on(t, s->path, "b31");
-    trial_free(t);
+    tensor_hash(sample_put(t, MASK, tensor_new(FFPA_F32, 1, 2, 21, 43, NULL)), 4000000, 8);
+    judge_sample_on(t, s->path, "b31");
+    sample_free(t);
     /* The LSE is f32 and shows whether the bias was rounded to the inputs' dtype. */
-    t = trial_new(&(trial_spec){.dtype = s->dtype, .nk = 2, .d = s->d});
+    t = sample_new(&(sample_spec){.dtype = s->dtype, .nk = 2, .d = s->d});
     tensor_fill(t->t[Q], 0);
     const double fine = (double)1.001f;
-    tensor_values(trial_put(t, MASK, tensor_new(FFPA_F32, 1, 1, 1, 2, NULL)), 2,
+    tensor_values(sample_put(t, MASK, tensor_new(FFPA_F32, 1, 1, 1, 2, NULL)), 2,
                   (double[]){fine, 1});
     must_forward(t, s);
     expect_all(t, LSE, 1 + log(1 + exp(fine - 1)), 0, s);
-    trial_free(t);
+    sample_free(t);
 }
 CASE(b31_f32_bias_on_small_floats, ON_ALL, 0, f32_bias_on_small_floats)
 
@@ -143,31 +144,31 @@ static void dout_layouts(const setting *s)
     const tensor_layout list[] = {
         {.expand = 15}, TENSOR_BNHD, {.order = {0, 1, 3, 2}}, {.expand = 8}, {.expand = 4}};
     for (size_t i = 0; i < COUNT(list); i++) {
-        trial_spec spec = {.dtype = s->dtype, .hq = 2, .nq = 4, .d = s->d, .backward = true};
+        sample_spec spec = {.dtype = s->dtype, .hq = 2, .nq = 4, .d = s->d, .backward = true};
         spec.layout[DOUT] = list[i];
-        trial *t = trial_new(&spec);
+        sample *t = sample_new(&spec);
         if (i == 0) tensor_fill(t->t[DOUT], 1);
         expect_like_copies(t, s);
-        judge_trial_on(t, s->path, "b32");
-        trial_free(t);
+        judge_sample_on(t, s->path, "b32");
+        sample_free(t);
     }
 }
 CASE(b32_dout_layouts, ON_ALL, 64, dout_layouts)
 
 static void f32_outputs(const setting *s)
 {
-    trial *t = trial_new(&(trial_spec){.dtype = s->dtype,
-                                       .o_dtype = FFPA_F32,
-                                       .hq = 2,
-                                       .hk = 1,
-                                       .nq = 23,
-                                       .d = s->d,
-                                       .backward = true});
-    trial_put(t, DQ, tensor_copy(t->t[Q], FFPA_F32));
-    trial_put(t, DK, tensor_copy(t->t[K], FFPA_F32));
-    trial_put(t, DV, tensor_copy(t->t[V], FFPA_F32));
-    judge_trial_on(t, s->path, "f32 outputs");
-    trial_free(t);
+    sample *t = sample_new(&(sample_spec){.dtype = s->dtype,
+                                          .o_dtype = FFPA_F32,
+                                          .hq = 2,
+                                          .hk = 1,
+                                          .nq = 23,
+                                          .d = s->d,
+                                          .backward = true});
+    sample_put(t, DQ, tensor_copy(t->t[Q], FFPA_F32));
+    sample_put(t, DK, tensor_copy(t->t[K], FFPA_F32));
+    sample_put(t, DV, tensor_copy(t->t[V], FFPA_F32));
+    judge_sample_on(t, s->path, "f32 outputs");
+    sample_free(t);
 }
 CASE(b32_f32_outputs_of_small_floats, ON_ALL, 64, f32_outputs)
 

@@ -7,7 +7,7 @@ static void mean_of_values(const setting *s)
 {
     const int64_t step = judge_quick() ? 9 : 1;
     for (int64_t nk = 1; nk <= 130; nk += step) {
-        trial *t = trial_new(&(trial_spec){.dtype = s->dtype, .nk = nk, .d = s->d});
+        sample *t = sample_new(&(sample_spec){.dtype = s->dtype, .nk = nk, .d = s->d});
         tensor_fill(t->t[Q], 0);
         for (int64_t j = 0; j < nk; j++) {
             for (int64_t c = 0; c < s->d; c++)
@@ -16,7 +16,7 @@ static void mean_of_values(const setting *s)
         must_forward(t, s);
         expect_all(t, O, (double)(nk - 1) / 2, 0, s);
         expect_all(t, LSE, log((double)nk), 0, s);
-        trial_free(t);
+        sample_free(t);
     }
 }
 CASE(b13_keys_past_the_end, ON_ALL, 0, mean_of_values)
@@ -25,8 +25,8 @@ CASE(b13_keys_past_the_end, ON_ALL, 0, mean_of_values)
 static void mean_for_many_rows(const setting *s)
 {
     for (int64_t nk = 1; nk <= 130; nk += judge_quick() ? 11 : 3) {
-        trial *t =
-            trial_new(&(trial_spec){.dtype = s->dtype, .hq = 2, .nq = 37, .nk = nk, .d = s->d});
+        sample *t = sample_new(
+            &(sample_spec){.dtype = s->dtype, .hq = 2, .nq = 37, .nk = nk, .d = s->d});
         tensor_fill(t->t[Q], 0);
         for (int64_t j = 0; j < nk; j++) {
             for (int64_t c = 0; c < s->d; c++) {
@@ -37,18 +37,18 @@ static void mean_for_many_rows(const setting *s)
         must_forward(t, s);
         expect_all(t, O, (double)(nk - 1) / 2, 0, s);
         expect_all(t, LSE, log((double)nk), 0, s);
-        trial_free(t);
+        sample_free(t);
     }
 }
 CASE(b13_keys_past_the_end_of_many_rows, ON_F32 | ON_BF16, 64, mean_for_many_rows)
 
 static void backward_tail(const setting *s, int64_t n)
 {
-    trial_spec spec = {
+    sample_spec spec = {
         .dtype = s->dtype, .b = 2, .hq = 2, .nq = n, .d = s->d, .backward = true};
     for (int r = 0; r < ROLES; r++)
         spec.layout[r].pad[2] = s->d; /* a row of NaN after each head's last */
-    trial *t = trial_new(&spec);
+    sample *t = sample_new(&spec);
     tensor_fill(t->t[Q], 0);
     tensor_fill(t->t[K], 0);
     tensor_fill(t->t[V], 1);
@@ -58,7 +58,7 @@ static void backward_tail(const setting *s, int64_t n)
     expect_all(t, DV, 1, 0, s);
     expect_all(t, DQ, 0, 1, s);
     expect_all(t, DK, 0, 1, s);
-    trial_free(t);
+    sample_free(t);
 }
 
 static void backward_tail_65(const setting *s) { backward_tail(s, 65); }

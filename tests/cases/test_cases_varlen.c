@@ -3,22 +3,22 @@
 
 #include <math.h>
 
-static trial *packed(const setting *s, int64_t total_q, int64_t total_k)
+static sample *packed(const setting *s, int64_t total_q, int64_t total_k)
 {
-    return trial_new(&(trial_spec){.dtype = s->dtype,
-                                   .hq = 4,
-                                   .hk = 2,
-                                   .nq = total_q ? total_q : -1,
-                                   .nk = total_k ? total_k : -1,
-                                   .d = s->d,
-                                   .backward = true});
+    return sample_new(&(sample_spec){.dtype = s->dtype,
+                                     .hq = 4,
+                                     .hk = 2,
+                                     .nq = total_q ? total_q : -1,
+                                     .nk = total_k ? total_k : -1,
+                                     .d = s->d,
+                                     .backward = true});
 }
 
 static void keys_without_queries(const setting *s)
 {
     const int32_t cu_q[] = {0, 0, 2, 2}, cu_k[] = {0, 3, 5, 9}, no_q[] = {0, 0, 0, 0};
-    trial *t = packed(s, 2, 9);
-    trial_use_varlen(t, 3, cu_q, cu_k);
+    sample *t = packed(s, 2, 9);
+    sample_use_varlen(t, 3, cu_q, cu_k);
     must_forward(t, s);
     must_backward(t, s);
     for (int64_t j = 0; j < 9; j++) {
@@ -26,23 +26,23 @@ static void keys_without_queries(const setting *s)
         expect_row(t, DK, j, 0, 0, s);
         expect_row(t, DV, j, 0, 0, s);
     }
-    judge_trial_on(t, s->path, "b36");
-    trial_free(t);
+    judge_sample_on(t, s->path, "b36");
+    sample_free(t);
     t = packed(s, 0, 9);
-    trial_use_varlen(t, 3, no_q, cu_k);
+    sample_use_varlen(t, 3, no_q, cu_k);
     must_forward(t, s);
     must_backward(t, s);
     expect_all(t, DK, 0, 0, s);
     expect_all(t, DV, 0, 0, s);
-    trial_free(t);
+    sample_free(t);
 }
 CASE(b36_keys_without_queries, ON_ALL, 64, keys_without_queries)
 
 static void queries_without_keys(const setting *s)
 {
     const int32_t cu_q[] = {0, 2, 4}, cu_k[] = {0, 0, 3};
-    trial *t = packed(s, 4, 3);
-    trial_use_varlen(t, 2, cu_q, cu_k);
+    sample *t = packed(s, 4, 3);
+    sample_use_varlen(t, 2, cu_q, cu_k);
     must_forward(t, s);
     must_backward(t, s);
     for (int64_t i = 0; i < 2; i++) {
@@ -50,16 +50,16 @@ static void queries_without_keys(const setting *s)
         expect_row(t, LSE, i, -(double)INFINITY, 0, s);
         expect_row(t, DQ, i, 0, 0, s);
     }
-    judge_trial_on(t, s->path, "b37");
-    trial_free(t);
+    judge_sample_on(t, s->path, "b37");
+    sample_free(t);
 }
 CASE(b37_queries_without_keys, ON_ALL, 64, queries_without_keys)
 
 static void rows_past_the_last(const setting *s)
 {
     const int32_t cu[] = {1, 2, 4}; /* row 0 belongs to no sequence either */
-    trial *t = packed(s, 6, 6);
-    trial_use_varlen(t, 2, cu, cu);
+    sample *t = packed(s, 6, 6);
+    sample_use_varlen(t, 2, cu, cu);
     must_forward(t, s);
     must_backward(t, s);
     const role outputs[] = {O, LSE, DQ, DK, DV};
@@ -72,8 +72,8 @@ static void rows_past_the_last(const setting *s)
             }
         }
     }
-    judge_trial_on(t, s->path, "b38");
-    trial_free(t);
+    judge_sample_on(t, s->path, "b38");
+    sample_free(t);
 }
 CASE(b38_rows_past_the_last_are_untouched, ON_ALL, 64, rows_past_the_last)
 
@@ -81,36 +81,36 @@ static void length_hints(const setting *s)
 {
     const int32_t cu[] = {0, 3, 133};
     const int64_t hints[] = {0, 130, 1000, 100, 1};
-    trial *first = NULL;
+    sample *first = NULL;
     for (size_t x = 0; x < COUNT(hints); x++) {
-        trial *t = packed(s, 133, 133);
+        sample *t = packed(s, 133, 133);
         t->f.causal = FFPA_BOTTOM_RIGHT;
-        trial_use_varlen(t, 2, cu, cu);
+        sample_use_varlen(t, 2, cu, cu);
         t->varlen.max_q = t->varlen.max_k = hints[x];
         must_forward(t, s);
         must_backward(t, s);
         if (!first) {
-            judge_trial_on(t, s->path, "b39");
+            judge_sample_on(t, s->path, "b39");
             first = t;
             continue;
         }
         const role outputs[] = {O, LSE, DQ, DK, DV};
         for (size_t y = 0; y < COUNT(outputs); y++)
             expect_close(t, first, outputs[y], 1, s);
-        trial_free(t);
+        sample_free(t);
     }
-    trial_free(first);
+    sample_free(first);
 }
 CASE(b39_length_hints_change_nothing, ON_ALL, 64, length_hints)
 
 static void one_sequence(const setting *s)
 {
     const int32_t cu[] = {0, 128};
-    trial *dense = trial_new(
-        &(trial_spec){.dtype = s->dtype, .hq = 2, .nq = 128, .d = s->d, .backward = true});
+    sample *dense = sample_new(
+        &(sample_spec){.dtype = s->dtype, .hq = 2, .nq = 128, .d = s->d, .backward = true});
     dense->f.flags = 0;
-    trial *t = trial_copy(dense, 0);
-    trial_use_varlen(t, 1, cu, cu);
+    sample *t = sample_copy(dense, 0);
+    sample_use_varlen(t, 1, cu, cu);
     must_forward(dense, s);
     must_backward(dense, s);
     must_forward(t, s);
@@ -118,8 +118,8 @@ static void one_sequence(const setting *s)
     const role outputs[] = {O, LSE, DQ, DK, DV};
     for (size_t y = 0; y < COUNT(outputs); y++)
         expect_close(t, dense, outputs[y], 1, s);
-    trial_free(t);
-    trial_free(dense);
+    sample_free(t);
+    sample_free(dense);
 }
 CASE(b40_one_sequence_equals_dense, ON_ALL, 512, one_sequence)
 
@@ -131,34 +131,34 @@ static void sequences_stand_alone(const setting *s)
     int64_t wide_q[5], wide_k[5];
     for (int i = 0; i < 5; i++)
         wide_q[i] = cu_q[i], wide_k[i] = cu_k[i];
-    trial *t = packed(s, 120, 120);
+    sample *t = packed(s, 120, 120);
     t->f.causal = FFPA_BOTTOM_RIGHT;
-    trial_use_window(t, 30, 0);
-    trial_use_dropout(t, .25f, 7, 9);
-    tensor_values(trial_put(t, ALIBI, tensor_new(FFPA_F32, 1, 4, 1, 1, NULL)), 1,
+    sample_use_window(t, 30, 0);
+    sample_use_dropout(t, .25f, 7, 9);
+    tensor_values(sample_put(t, ALIBI, tensor_new(FFPA_F32, 1, 4, 1, 1, NULL)), 1,
                   (double[]){.1, .2, 0, .5});
-    trial_use_varlen(t, 4, cu_q, cu_k);
-    judge_trial_on(t, s->path, "b39 sequences");
-    trial *wide = trial_copy(t, 0);
+    sample_use_varlen(t, 4, cu_q, cu_k);
+    judge_sample_on(t, s->path, "b39 sequences");
+    sample *wide = sample_copy(t, 0);
     wide->varlen.cu_q = wide_q, wide->varlen.cu_k = wide_k;
     wide->varlen.index_dtype = FFPA_I64;
     must_forward(t, s);
     must_forward(wide, s);
     expect_same(wide, t, O, s);
     expect_same(wide, t, LSE, s);
-    trial_free(wide);
-    trial_free(t);
+    sample_free(wide);
+    sample_free(t);
     /* One side packed, the other dense. */
-    t = trial_new(&(trial_spec){
+    t = sample_new(&(sample_spec){
         .dtype = s->dtype, .b = 4, .hq = 2, .nq = 11, .nk = 120, .d = s->d, .backward = true});
     const role keys[] = {K, V, DK, DV};
     for (size_t x = 0; x < COUNT(keys); x++)
-        trial_put(t, keys[x], tensor_new(s->dtype, 1, 2, 120, s->d, NULL));
+        sample_put(t, keys[x], tensor_new(s->dtype, 1, 2, 120, s->d, NULL));
     tensor_hash(t->t[K], 1, 1);
     tensor_hash(t->t[V], 2, 1);
-    trial_use_varlen(t, 4, NULL, cu_k);
-    judge_trial_on(t, s->path, "b39 dense queries");
-    trial_free(t);
+    sample_use_varlen(t, 4, NULL, cu_k);
+    judge_sample_on(t, s->path, "b39 dense queries");
+    sample_free(t);
 }
 CASE(b39_sequences_stand_alone, ON_ALL, 96, sequences_stand_alone)
 
@@ -168,11 +168,11 @@ static void bad_offsets(const setting *s)
     for (size_t x = 0; x < COUNT(bad); x++) {
         for (int side = 0; side < 2; side++) {
             const int32_t good[] = {0, 2, 4};
-            trial *t = packed(s, 6, 6);
-            trial_use_varlen(t, 2, side ? good : bad[x], side ? bad[x] : good);
-            assert_status(trial_forward(t, s->path->ctx), FFPA_E_INVALID,
+            sample *t = packed(s, 6, 6);
+            sample_use_varlen(t, 2, side ? good : bad[x], side ? bad[x] : good);
+            assert_status(sample_forward(t, s->path->ctx), FFPA_E_INVALID,
                           side ? "cu_k" : "cu_q");
-            trial_free(t);
+            sample_free(t);
         }
     }
 }

@@ -29,16 +29,18 @@ static const char *label(const setting *s)
     return text;
 }
 
-void must_forward(trial *t, const setting *s)
+void must_forward(sample *t, const setting *s)
 {
-    const ffpa_status status = trial_forward(t, s->path->ctx);
-    if (status != FFPA_OK) fail_msg("%s: %s\n  %s", label(s), ffpa_last_error(), trial_text(t));
+    const ffpa_status status = sample_forward(t, s->path->ctx);
+    if (status != FFPA_OK)
+        fail_msg("%s: %s\n  %s", label(s), ffpa_last_error(), sample_text(t));
 }
 
-void must_backward(trial *t, const setting *s)
+void must_backward(sample *t, const setting *s)
 {
-    const ffpa_status status = trial_backward(t, s->path->ctx);
-    if (status != FFPA_OK) fail_msg("%s: %s\n  %s", label(s), ffpa_last_error(), trial_text(t));
+    const ffpa_status status = sample_backward(t, s->path->ctx);
+    if (status != FFPA_OK)
+        fail_msg("%s: %s\n  %s", label(s), ffpa_last_error(), sample_text(t));
 }
 
 static bool matches(double is, double must, int32_t dtype, double slack)
@@ -51,7 +53,7 @@ static bool matches(double is, double must, int32_t dtype, double slack)
     return fabs(is - must) <= units * ulp * (fabs(must) + slack) + 1e-7;
 }
 
-void expect_at(const trial *t, role r, const int64_t at[4], double expected, double slack,
+void expect_at(const sample *t, role r, const int64_t at[4], double expected, double slack,
                const setting *s)
 {
     const tensor *x = t->t[r];
@@ -60,7 +62,7 @@ void expect_at(const trial *t, role r, const int64_t at[4], double expected, dou
         !matches(is, expected, x->view.dtype, slack))
         fail_msg("%s: %s[%lld,%lld,%lld,%lld] is %.9g, must be %.9g\n  %s", label(s),
                  role_name[r], (long long)at[0], (long long)at[1], (long long)at[2],
-                 (long long)at[3], is, expected, trial_text(t));
+                 (long long)at[3], is, expected, sample_text(t));
 }
 
 /* `at` walks over all elements in logical order; false past the last. */
@@ -73,7 +75,7 @@ static bool next(const tensor *x, int64_t at[4])
     return false;
 }
 
-void expect_values(const trial *t, role r, int64_t columns, const double *expected,
+void expect_values(const sample *t, role r, int64_t columns, const double *expected,
                    double slack, const setting *s)
 {
     int64_t at[4] = {0};
@@ -83,7 +85,7 @@ void expect_values(const trial *t, role r, int64_t columns, const double *expect
     } while (next(t->t[r], at));
 }
 
-static void expect_where(const trial *t, role r, const int64_t axis_index[2],
+static void expect_where(const sample *t, role r, const int64_t axis_index[2],
                          const double must[2], const setting *s)
 {
     int64_t at[4] = {0};
@@ -92,19 +94,19 @@ static void expect_where(const trial *t, role r, const int64_t axis_index[2],
     } while (next(t->t[r], at));
 }
 
-void expect_row(const trial *t, role r, int64_t n, double expected, double slack,
+void expect_row(const sample *t, role r, int64_t n, double expected, double slack,
                 const setting *s)
 {
     expect_where(t, r, (int64_t[]){2, n}, (double[]){expected, slack}, s);
 }
 
-void expect_column(const trial *t, role r, int64_t d, double expected, double slack,
+void expect_column(const sample *t, role r, int64_t d, double expected, double slack,
                    const setting *s)
 {
     expect_where(t, r, (int64_t[]){3, d}, (double[]){expected, slack}, s);
 }
 
-void expect_all(const trial *t, role r, double expected, double slack, const setting *s)
+void expect_all(const sample *t, role r, double expected, double slack, const setting *s)
 {
     int64_t at[4] = {0};
     if (tensor_count(t->t[r]) == 0) return;
@@ -113,14 +115,14 @@ void expect_all(const trial *t, role r, double expected, double slack, const set
     } while (next(t->t[r], at));
 }
 
-void expect_same(const trial *a, const trial *b, role r, const setting *s)
+void expect_same(const sample *a, const sample *b, role r, const setting *s)
 {
     if (!tensor_same_bits(a->t[r], b->t[r]))
         fail_msg("%s: %s differs between two calls that must agree bit for bit\n  %s", label(s),
-                 role_name[r], trial_text(a));
+                 role_name[r], sample_text(a));
 }
 
-void expect_close(const trial *a, const trial *b, role r, double units, const setting *s)
+void expect_close(const sample *a, const sample *b, role r, double units, const setting *s)
 {
     int64_t at[4] = {0};
     double largest = 1.0;
@@ -138,6 +140,6 @@ void expect_close(const trial *a, const trial *b, role r, double units, const se
         if (!same)
             fail_msg("%s: %s[%lld,%lld,%lld,%lld] is %.9g in one call, %.9g in the other\n  %s",
                      label(s), role_name[r], (long long)at[0], (long long)at[1],
-                     (long long)at[2], (long long)at[3], is, must, trial_text(a));
+                     (long long)at[2], (long long)at[3], is, must, sample_text(a));
     } while (next(y, at));
 }

@@ -25,7 +25,7 @@ typedef struct row {
 
 /* Where the loops are: sequence, key head g, query head h, query i. */
 typedef struct work {
-    const trial *t;
+    const sample *t;
     plain *p;
     span s;
     int64_t g, h, i;
@@ -41,12 +41,12 @@ static int64_t index_of(const void *array, int32_t dtype, int64_t i)
                              : (int64_t)((const int32_t *)array)[i];
 }
 
-static int64_t sequences(const trial *t)
+static int64_t sequences(const sample *t)
 {
     return t->f.varlen ? t->varlen.batch : t->t[Q]->view.shape[0];
 }
 
-static span span_of(const trial *t, int64_t b)
+static span span_of(const sample *t, int64_t b)
 {
     span s = {t->t[Q]->view.shape[2], t->t[K]->view.shape[2], b, 0, b, 0, b};
     const ffpa_varlen *v = t->f.varlen;
@@ -68,7 +68,7 @@ static span span_of(const trial *t, int64_t b)
 }
 
 /* Column d of key (or value) j; appended rows come from where the caller handed them in. */
-static double key(const trial *t, const span *s, role r, int64_t h, int64_t j, int64_t d)
+static double key(const sample *t, const span *s, role r, int64_t h, int64_t j, int64_t d)
 {
     const ffpa_kv_cache *c = t->f.kv_cache;
     const role fresh = r == K ? K_NEW : V_NEW;
@@ -94,7 +94,7 @@ static double broadcast(const tensor *x, int64_t b, int64_t h, int64_t n, int64_
                       s[3] == 1 ? 0 : d);
 }
 
-static bool in_range(const trial *t, const span *s, int64_t i, int64_t j)
+static bool in_range(const sample *t, const span *s, int64_t i, int64_t j)
 {
     const int64_t shift = t->f.causal == FFPA_TOP_LEFT ? 0 : s->nk - s->nq;
     if (t->f.causal && j > i + shift) return false;
@@ -127,7 +127,7 @@ bool plain_keeps(const ffpa_dropout *d, int64_t bh, int64_t i, int64_t j)
 
 static void score_row(work *w)
 {
-    const trial *t = w->t;
+    const sample *t = w->t;
     const span *s = &w->s;
     row *r = &w->r;
     const double cap = (double)t->f.softcap;
@@ -155,7 +155,7 @@ static void score_row(work *w)
 
 static void normalise_row(work *w)
 {
-    const trial *t = w->t;
+    const sample *t = w->t;
     row *r = &w->r;
     const double sink = t->t[SINK] ? tensor_get(t->t[SINK], 0, w->h, 0, 0) : -(double)INFINITY;
     double most = sink, sum = 0.0;
@@ -228,7 +228,7 @@ static void gradient_pair(const work *w, int64_t j, double delta)
 
 static void gradient_row(const work *w)
 {
-    const trial *t = w->t;
+    const sample *t = w->t;
     const span *s = &w->s;
     double delta =
         t->t[DLSE] ? -tensor_get(t->t[DLSE], s->q_batch, w->h, s->q_row + w->i, 0) : 0.0;
@@ -262,7 +262,7 @@ static void output_row(work *w)
 /* Key head g of the sequence, with the query heads of its group. */
 static void head(work *w)
 {
-    const trial *t = w->t;
+    const sample *t = w->t;
     const int64_t group = t->t[Q]->view.shape[1] / t->t[K]->view.shape[1];
     for (int64_t j = 0; j < w->s.nk; j++) {
         for (int64_t c = 0; c < w->d; c++)
@@ -307,7 +307,7 @@ static double *doubles(int64_t count)
     return space;
 }
 
-static plain new_outputs(const trial *t)
+static plain new_outputs(const sample *t)
 {
     plain p = {{NULL}};
     for (int x = O; x < ROLES; x++) {
@@ -321,7 +321,7 @@ static plain new_outputs(const trial *t)
     return p;
 }
 
-static int64_t longest_keys(const trial *t)
+static int64_t longest_keys(const sample *t)
 {
     int64_t longest = 1;
     for (int64_t b = 0; b < sequences(t); b++) {
@@ -331,7 +331,7 @@ static int64_t longest_keys(const trial *t)
     return longest;
 }
 
-plain plain_attention(const trial *t)
+plain plain_attention(const sample *t)
 {
     plain p = new_outputs(t);
     const int64_t nk = longest_keys(t);
@@ -362,7 +362,7 @@ void plain_free(plain *p)
         free(p->out[r]);
 }
 
-double plain_cost(const trial *t)
+double plain_cost(const sample *t)
 {
     double pairs = 0.0;
     for (int64_t b = 0; b < sequences(t); b++) {

@@ -24,7 +24,7 @@ static bool same_kind(double a, double b)
 
 /* ---- oracle against definition ---- */
 
-static void check_oracle(const trial *t, const char *repro)
+static void check_oracle(const sample *t, const char *repro)
 {
     if (plain_cost(t) > PLAIN_COST) return;
     plain p = plain_attention(t);
@@ -48,7 +48,7 @@ static void check_oracle(const trial *t, const char *repro)
             fail_msg(
                 "oracle: %s[%lld,%lld,%lld,%lld] is %.17g%s, by definition %.17g\n  %s\n  %s",
                 role_name[r], (long long)b, (long long)h, (long long)n, (long long)d, is,
-                unwritten ? " (unwritten)" : "", must, trial_text(t), repro);
+                unwritten ? " (unwritten)" : "", must, sample_text(t), repro);
         }
     }
     plain_free(&p);
@@ -92,40 +92,40 @@ static void check_pattern(const tensor *out, const tensor *oracle, const char *n
     }
 }
 
-/* The oracle's and the naive path's run of a trial. */
+/* The oracle's and the naive path's run of a sample. */
 typedef struct yardstick {
-    trial *oracle, *naive;
+    sample *oracle, *naive;
     const char *repro;
 } yardstick;
 
-static void check_output(const trial *t, const yardstick *y, role r, const char *where)
+static void check_output(const sample *t, const yardstick *y, role r, const char *where)
 {
     if (!t->t[r]) return;
-    check_pattern(t->t[r], y->oracle->t[r], role_name[r], where, trial_text(t));
+    check_pattern(t->t[r], y->oracle->t[r], role_name[r], where, sample_text(t));
     const distance is = measure(t->t[r], y->oracle->t[r]);
     const double naive = measure(y->naive->t[r], y->oracle->t[r]).worst;
     const double bound = (r <= LSE ? 2.0 : 3.0) * naive + 1e-5;
     if (is.worst <= bound) return;
     fail_msg("%s: %s off by %.3g (relative L2 %.3g), allowed %.3g (naive %.3g)\n  %s\n  %s",
              where, role_name[r], is.worst, sqrt(is.difference / is.norm), bound, naive,
-             trial_text(t), y->repro);
+             sample_text(t), y->repro);
 }
 
-static void must(ffpa_status status, const trial *t, const char *where, const char *repro)
+static void must(ffpa_status status, const sample *t, const char *where, const char *repro)
 {
     if (status != FFPA_OK)
         fail_msg("%s: %s: %s\n  %s\n  %s", where, ffpa_status_name(status), ffpa_last_error(),
-                 trial_text(t), repro);
+                 sample_text(t), repro);
 }
 
-static void run_both(trial *t, ffpa_context *ctx, const char *where, const char *repro)
+static void run_both(sample *t, ffpa_context *ctx, const char *where, const char *repro)
 {
-    must(trial_forward(t, ctx), t, where, repro);
-    if (t->spec.backward) must(trial_backward(t, ctx), t, where, repro);
+    must(sample_forward(t, ctx), t, where, repro);
+    if (t->spec.backward) must(sample_backward(t, ctx), t, where, repro);
 }
 
 /* Rows appended to a cache must be copies of what was handed in. */
-static void check_cache(const trial *t, const trial *oracle, const char *where)
+static void check_cache(const sample *t, const sample *oracle, const char *where)
 {
     for (int r = K; r <= (int)V && t->t[K_NEW]; r++) {
         FOR_EACH_AT(t->t[r])
@@ -135,12 +135,12 @@ static void check_cache(const trial *t, const trial *oracle, const char *where)
             if (is == must_be || (isnan(is) && isnan(must_be))) continue;
             fail_msg("%s: cache %s[%lld,%lld,%lld,%lld] is %g, the oracle has %g\n  %s", where,
                      role_name[r], (long long)b, (long long)h, (long long)n, (long long)d, is,
-                     must_be, trial_text(t));
+                     must_be, sample_text(t));
         }
     }
 }
 
-static void check_path(trial *t, const judge_path *p, const yardstick *y)
+static void check_path(sample *t, const judge_path *p, const yardstick *y)
 {
     run_both(t, p->ctx, p->name, y->repro);
     for (int r = O; r < ROLES; r++)
@@ -148,21 +148,21 @@ static void check_path(trial *t, const judge_path *p, const yardstick *y)
     check_cache(t, y->oracle, p->name);
 }
 
-static void judge(trial *t, const judge_path *first, int count, const char *repro)
+static void judge(sample *t, const judge_path *first, int count, const char *repro)
 {
-    yardstick y = {trial_copy(t, FFPA_F64), trial_copy(t, 0), repro};
+    yardstick y = {sample_copy(t, FFPA_F64), sample_copy(t, 0), repro};
     run_both(y.oracle, judge_reference(), "oracle", repro);
     check_oracle(y.oracle, repro);
     run_both(y.naive, judge_naive(), "naive", repro);
     for (int i = 0; i < count && first[i].ctx; i++)
         check_path(t, &first[i], &y);
-    trial_free(y.oracle);
-    trial_free(y.naive);
+    sample_free(y.oracle);
+    sample_free(y.naive);
 }
 
-void judge_trial(trial *t, const char *repro) { judge(t, judge_paths(), 99, repro); }
+void judge_sample(sample *t, const char *repro) { judge(t, judge_paths(), 99, repro); }
 
-void judge_trial_on(trial *t, const judge_path *path, const char *repro)
+void judge_sample_on(sample *t, const judge_path *path, const char *repro)
 {
     judge(t, path, 1, repro);
 }

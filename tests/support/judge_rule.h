@@ -3,18 +3,18 @@
 #define FFPA_TESTS_JUDGE_RULE_H
 
 #include "support/judge_paths.h"
-#include "support/judge_trial.h"
+#include "support/judge_sample.h"
 #include "support/unit.h"
 
-/* Run the trial on every path, on the oracle with float64 copies and on the naive path, forward and
+/* Run the sample on every path, on the oracle with float64 copies and on the naive path, forward and
  * (with spec.backward) backward. Each output must keep the rule
  *     max|out - oracle| <= 2 max|naive - oracle| + 1e-5      (gradients: 3)
  * with the oracle's non-finite pattern and the oracle's set of unwritten elements, and the oracle
- * itself must agree with judge_plain. `repro` says how to run this trial again. */
-void judge_trial(trial *t, const char *repro);
+ * itself must agree with judge_plain. `repro` says how to run this sample again. */
+void judge_sample(sample *t, const char *repro);
 
 /* Same, but only for the path given, which must be one of judge_paths. */
-void judge_trial_on(trial *t, const judge_path *path, const char *repro);
+void judge_sample_on(sample *t, const judge_path *path, const char *repro);
 
 /* ---- closed-form answers ---- */
 
@@ -40,33 +40,33 @@ void for_each_setting(unsigned dtypes, int64_t d, void (*body)(const setting *s)
     }
 
 /* Forward or backward on the setting's path; anything but FFPA_OK fails the test. */
-void must_forward(trial *t, const setting *s);
-void must_backward(trial *t, const setting *s);
+void must_forward(sample *t, const setting *s);
+void must_backward(sample *t, const setting *s);
 
 /* The first `columns` columns of every row are `expected` (logical order), the other columns 0, each to
  * one unit in the last place of the dtype, or `slack` units of 1. -INFINITY and NaN match themselves. */
-void expect_values(const trial *t, role r, int64_t columns, const double *expected,
+void expect_values(const sample *t, role r, int64_t columns, const double *expected,
                    double slack, const setting *s);
 
 /* Every element of row n (of each batch and head) is `expected`. */
-void expect_row(const trial *t, role r, int64_t n, double expected, double slack,
+void expect_row(const sample *t, role r, int64_t n, double expected, double slack,
                 const setting *s);
 
-void expect_all(const trial *t, role r, double expected, double slack, const setting *s);
+void expect_all(const sample *t, role r, double expected, double slack, const setting *s);
 
 /* One element. */
-void expect_at(const trial *t, role r, const int64_t at[4], double expected, double slack,
+void expect_at(const sample *t, role r, const int64_t at[4], double expected, double slack,
                const setting *s);
 
 /* Every element of column d. */
-void expect_column(const trial *t, role r, int64_t d, double expected, double slack,
+void expect_column(const sample *t, role r, int64_t d, double expected, double slack,
                    const setting *s);
 
 /* Same bits. */
-void expect_same(const trial *a, const trial *b, role r, const setting *s);
+void expect_same(const sample *a, const sample *b, role r, const setting *s);
 
 /* Equal within rounding: `a` and `b` may differ by `units` units in the last place of the largest
  * magnitude among b's elements. */
-void expect_close(const trial *a, const trial *b, role r, double units, const setting *s);
+void expect_close(const sample *a, const sample *b, role r, double units, const setting *s);
 
 #endif

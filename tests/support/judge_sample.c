@@ -1,5 +1,5 @@
-/* judge_trial.c - building and running one call. */
-#include "support/judge_trial.h"
+/* judge_sample.c - building and running one call. */
+#include "support/judge_sample.h"
 
 #include "support/unit.h"
 
@@ -17,22 +17,22 @@ static int64_t size(int64_t given, int64_t otherwise)
 
 static bool is_output(role r) { return r >= O; }
 
-tensor *trial_put(trial *t, role r, tensor *given)
+tensor *sample_put(sample *t, role r, tensor *given)
 {
     tensor_free(t->t[r]);
     t->t[r] = given;
     return given;
 }
 
-static void put_new(trial *t, role r, int32_t dtype, const int64_t shape[4])
+static void put_new(sample *t, role r, int32_t dtype, const int64_t shape[4])
 {
-    trial_put(t, r,
-              tensor_new(dtype, shape[0], shape[1], shape[2], shape[3], &t->spec.layout[r]));
+    sample_put(t, r,
+               tensor_new(dtype, shape[0], shape[1], shape[2], shape[3], &t->spec.layout[r]));
 }
 
-static void add_tensors(trial *t)
+static void add_tensors(sample *t)
 {
-    const trial_spec *s = &t->spec;
+    const sample_spec *s = &t->spec;
     const int64_t q[4] = {s->b, s->hq, s->nq, s->d}, o[4] = {s->b, s->hq, s->nq, s->dv};
     const int64_t k[4] = {s->b, s->hk, s->nk, s->d}, v[4] = {s->b, s->hk, s->nk, s->dv};
     const int64_t rows[4] = {s->b, s->hq, s->nq, 1};
@@ -52,11 +52,11 @@ static void add_tensors(trial *t)
     tensor_hash(t->t[DOUT], 3000000, 1.0);
 }
 
-trial *trial_new(const trial_spec *spec)
+sample *sample_new(const sample_spec *spec)
 {
-    trial *t = calloc(1, sizeof *t);
+    sample *t = calloc(1, sizeof *t);
     if (!t) abort();
-    trial_spec *s = &t->spec;
+    sample_spec *s = &t->spec;
     *s = *spec;
     s->b = size(s->b, 1), s->hq = size(s->hq, 1), s->hk = size(s->hk, s->hq);
     s->nq = size(s->nq, 1), s->nk = size(s->nk, s->nq);
@@ -70,21 +70,21 @@ trial *trial_new(const trial_spec *spec)
     return t;
 }
 
-void trial_use_dropout(trial *t, float p, uint64_t seed, uint64_t offset)
+void sample_use_dropout(sample *t, float p, uint64_t seed, uint64_t offset)
 {
     t->dropout = (ffpa_dropout){
         .struct_size = sizeof t->dropout, .p = p, .seed = seed, .offset = offset};
     t->f.dropout = &t->dropout;
 }
 
-void trial_use_window(trial *t, int64_t left, int64_t right)
+void sample_use_window(sample *t, int64_t left, int64_t right)
 {
     t->f.flags |= FFPA_WINDOW;
     t->f.window_left = left;
     t->f.window_right = right;
 }
 
-void trial_use_varlen(trial *t, int64_t batch, const int32_t *cu_q, const int32_t *cu_k)
+void sample_use_varlen(sample *t, int64_t batch, const int32_t *cu_q, const int32_t *cu_k)
 {
     t->varlen = (ffpa_varlen){.struct_size = sizeof t->varlen,
                               .batch = batch,
@@ -94,22 +94,22 @@ void trial_use_varlen(trial *t, int64_t batch, const int32_t *cu_q, const int32_
     t->f.varlen = &t->varlen;
 }
 
-void trial_use_cache(trial *t, const int32_t *lengths)
+void sample_use_cache(sample *t, const int32_t *lengths)
 {
     t->cache = (ffpa_kv_cache){
         .struct_size = sizeof t->cache, .lengths = lengths, .index_dtype = FFPA_I32};
     t->f.kv_cache = &t->cache;
 }
 
-void trial_use_mask(trial *t, const int64_t shape[4], const double *keep)
+void sample_use_mask(sample *t, const int64_t shape[4], const double *keep)
 {
     tensor *mask = tensor_new(FFPA_BOOL, shape[0], shape[1], shape[2], shape[3], NULL);
-    tensor_values(trial_put(t, MASK, mask), shape[3], keep);
+    tensor_values(sample_put(t, MASK, mask), shape[3], keep);
 }
 
-trial *trial_copy(const trial *t, int32_t dtype)
+sample *sample_copy(const sample *t, int32_t dtype)
 {
-    trial *c = malloc(sizeof *c);
+    sample *c = malloc(sizeof *c);
     if (!c) abort();
     *c = *t;
     if (t->f.dropout) c->f.dropout = &c->dropout;
@@ -125,20 +125,20 @@ trial *trial_copy(const trial *t, int32_t dtype)
     return c;
 }
 
-void trial_free(trial *t)
+void sample_free(sample *t)
 {
     for (int r = 0; r < ROLES; r++)
         tensor_free(t->t[r]);
     free(t);
 }
 
-static ffpa_tensor view(const trial *t, role r)
+static ffpa_tensor view(const sample *t, role r)
 {
     const ffpa_tensor absent = {0};
     return t->t[r] ? t->t[r]->view : absent;
 }
 
-void trial_wire(trial *t)
+void sample_wire(sample *t)
 {
     ffpa_forward_params *f = &t->f;
     f->q = view(t, Q), f->k = view(t, K), f->v = view(t, V), f->o = view(t, O),
@@ -162,10 +162,10 @@ static void check_blank(const tensor *t, const char *name)
 }
 
 /* Run with the outputs first..last poisoned; everything else must come out as it went in. */
-static ffpa_status run(trial *t, ffpa_context *ctx, role first, role last)
+static ffpa_status run(sample *t, ffpa_context *ctx, role first, role last)
 {
     uint64_t before[ROLES] = {0};
-    trial_wire(t);
+    sample_wire(t);
     for (int r = 0; r < ROLES; r++) {
         if (!t->t[r]) continue;
         if (r >= (int)first && r <= (int)last)
@@ -182,19 +182,19 @@ static ffpa_status run(trial *t, ffpa_context *ctx, role first, role last)
         if (output || appended)
             tensor_check_guards(t->t[r], role_name[r]);
         else if (before[r] != tensor_digest(t->t[r]))
-            fail_msg("%s: an input was changed by %s", role_name[r], trial_text(t));
+            fail_msg("%s: an input was changed by %s", role_name[r], sample_text(t));
         if (output && status != FFPA_OK) check_blank(t->t[r], role_name[r]);
     }
     return status;
 }
 
-ffpa_status trial_forward(trial *t, ffpa_context *ctx) { return run(t, ctx, O, LSE); }
+ffpa_status sample_forward(sample *t, ffpa_context *ctx) { return run(t, ctx, O, LSE); }
 
-ffpa_status trial_backward(trial *t, ffpa_context *ctx) { return run(t, ctx, DQ, DSINK); }
+ffpa_status sample_backward(sample *t, ffpa_context *ctx) { return run(t, ctx, DQ, DSINK); }
 
 /* ---- description ---- */
 
-static int option_text(const trial *t, char *text, size_t room)
+static int option_text(const sample *t, char *text, size_t room)
 {
     const ffpa_forward_params *f = &t->f;
     int n = 0;
@@ -222,10 +222,10 @@ static int option_text(const trial *t, char *text, size_t room)
     return n;
 }
 
-const char *trial_text(const trial *t)
+const char *sample_text(const sample *t)
 {
     static char text[512];
-    const trial_spec *s = &t->spec;
+    const sample_spec *s = &t->spec;
     const int n = snprintf(text, sizeof text, "%s,%s,b%lldh%lldk%lld,q%lldk%lld,d%lldv%lld",
                            s->backward ? "bwd" : "fwd", tensor_dtype(s->dtype), (long long)s->b,
                            (long long)s->hq, (long long)s->hk, (long long)s->nq,

@@ -1,4 +1,4 @@
-/* judge_trial.h - one call with all its tensors: built, run and run again on other paths or copies. */
+/* judge_sample.h - one call with all its tensors: built, run and run again on other paths or copies. */
 #ifndef FFPA_TESTS_JUDGE_TRIAL_H
 #define FFPA_TESTS_JUDGE_TRIAL_H
 
@@ -28,57 +28,57 @@ typedef enum role {
 extern const char *const role_name[ROLES];
 
 /* Zero sizes mean: b = hq = 1, hk = hq, dv = d. A size of -1 is a real 0. */
-typedef struct trial_spec {
+typedef struct sample_spec {
     int32_t dtype;
     int64_t b, hq, hk, nq, nk, d, dv;
     bool backward;   /* dout, dq, dk, dv too */
     int32_t o_dtype; /* 0 = dtype */
     tensor_layout layout[ROLES];
-} trial_spec;
+} sample_spec;
 
-typedef struct trial {
-    trial_spec spec;
+typedef struct sample {
+    sample_spec spec;
     ffpa_forward_params f; /* options; tensors are filled in when it runs */
     ffpa_backward_params g;
     ffpa_dropout dropout; /* used when f.dropout points here; likewise below */
     ffpa_varlen varlen;
     ffpa_kv_cache cache;
     tensor *t[ROLES]; /* NULL = absent */
-} trial;
+} sample;
 
 /* Inputs hold H fill (q 0, k 10^6, v 2*10^6, dout 3*10^6), outputs poison; scale is 1. */
-trial *trial_new(const trial_spec *spec);
+sample *sample_new(const sample_spec *spec);
 
-/* Replace or add a tensor, which the trial owns from now on; NULL takes it away. Returns `given`. */
-tensor *trial_put(trial *t, role r, tensor *given);
+/* Replace or add a tensor, which the sample owns from now on; NULL takes it away. Returns `given`. */
+tensor *sample_put(sample *t, role r, tensor *given);
 
 /* Turn on an option; the values may be changed afterwards. */
-void trial_use_dropout(trial *t, float p, uint64_t seed, uint64_t offset);
-void trial_use_window(trial *t, int64_t left, int64_t right);
+void sample_use_dropout(sample *t, float p, uint64_t seed, uint64_t offset);
+void sample_use_window(sample *t, int64_t left, int64_t right);
 
-/* Packed sequences; the arrays must outlive the trial. NULL = that side is dense. */
-void trial_use_varlen(trial *t, int64_t batch, const int32_t *cu_q, const int32_t *cu_k);
+/* Packed sequences; the arrays must outlive the sample. NULL = that side is dense. */
+void sample_use_varlen(sample *t, int64_t batch, const int32_t *cu_q, const int32_t *cu_k);
 
 /* Keys in a cache; likewise. Pages and entries are set in t->cache afterwards. */
-void trial_use_cache(trial *t, const int32_t *lengths);
+void sample_use_cache(sample *t, const int32_t *lengths);
 
 /* A bool [b, h, n, d] mask from values in logical order, non-zero = attend. */
-void trial_use_mask(trial *t, const int64_t shape[4], const double *keep);
+void sample_use_mask(sample *t, const int64_t shape[4], const double *keep);
 
 /* Contiguous copy with the same options: dtype 0 = as it is, FFPA_F64 = for the oracle. Index arrays
  * of varlen and cache are shared. */
-trial *trial_copy(const trial *t, int32_t dtype);
+sample *sample_copy(const sample *t, int32_t dtype);
 
-void trial_free(trial *t);
+void sample_free(sample *t);
 
 /* Poison the outputs and call; then fail the test if anything else than an output has changed. */
-ffpa_status trial_forward(trial *t, ffpa_context *ctx);
-ffpa_status trial_backward(trial *t, ffpa_context *ctx);
+ffpa_status sample_forward(sample *t, ffpa_context *ctx);
+ffpa_status sample_backward(sample *t, ffpa_context *ctx);
 
 /* Fill the tensor fields of t->f and t->g without calling. */
-void trial_wire(trial *t);
+void sample_wire(sample *t);
 
-/* The trial as a problem string, with what the string cannot say after it. */
-const char *trial_text(const trial *t);
+/* The sample as a problem string, with what the string cannot say after it. */
+const char *sample_text(const sample *t);
 
 #endif
