@@ -24,7 +24,7 @@ static void key_padding_mask(const setting *s)
 {
     sample *t =
         sample_new(&(sample_spec){.dtype = s->dtype, .b = 2, .nq = 3, .nk = 5, .d = s->d});
-    tensor_fill(t->t[Q], 0);
+    tensor_all(t->t[Q], 0);
     tensor_values(t->t[V], 1, (double[]){1, 2, 3, 4, 5, 10, 20, 30, 40, 50});
     sample_use_mask(t, (int64_t[]){2, 1, 1, 5}, (double[]){1, 1, 1, 1, 1, 0, 1, 0, 1, 0});
     must_forward(t, s);
@@ -35,8 +35,7 @@ static void key_padding_mask(const setting *s)
         {1, 1, 2, 3}, {2, 1, 1, 3}, {2, 3, 1, 5}, {3, 1, 1, 5}, {1, 1, 1, 4}};
     for (size_t x = 0; x < COUNT(wrong); x++) {
         const int64_t *n = wrong[x];
-        tensor_fill(sample_put(t, MASK, tensor_new(FFPA_BOOL, n[0], n[1], n[2], n[3], NULL)),
-                    1);
+        tensor_all(sample_put(t, MASK, tensor_new(FFPA_BOOL, n[0], n[1], n[2], n[3], NULL)), 1);
         assert_status(sample_forward(t, s->path->ctx), FFPA_E_INVALID, "mask");
     }
     sample_free(t);

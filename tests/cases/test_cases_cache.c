@@ -35,10 +35,9 @@ static void appended_rows(const setting *s)
             for (int64_t j = 0; j < 8; j++) {
                 const bool first = e == 2 && j == 7, second = e == 0 && j == 3;
                 for (int64_t c = 0; c < s->d; c++) {
-                    const double is = tensor_get(t->t[r], e, 0, j, c);
-                    assert_true(is == (first || second
-                                           ? tensor_get(t->t[fresh], second, 0, 0, c)
-                                           : tensor_get(before->t[r], e, 0, j, c)));
+                    const double is = tensor_at(t->t[r], e, 0, j, c);
+                    assert_true(is == (first || second ? tensor_at(t->t[fresh], second, 0, 0, c)
+                                                       : tensor_at(before->t[r], e, 0, j, c)));
                 }
             }
         }
@@ -79,8 +78,8 @@ static void cache_with_options(const setting *s)
             for (int64_t b = 0; b < 4; b++) {
                 for (int64_t j = lengths[b]; j < 80; j++) {
                     for (int64_t c = 0; c < s->d; c++) {
-                        tensor_set(t->t[K], b, 1, j, c, (double)NAN);
-                        tensor_set(t->t[V], b, 1, j, c, (double)INFINITY);
+                        tensor_put(t->t[K], b, 1, j, c, (double)NAN);
+                        tensor_put(t->t[V], b, 1, j, c, (double)INFINITY);
                     }
                 }
             }
@@ -141,10 +140,10 @@ static void pages_out_of_order(const setting *s)
             for (int64_t j = 0; j < LENGTH; j++) {
                 for (int64_t c = 0; c < s->d; c++) {
                     const int64_t at = table[j / page];
-                    tensor_set(t->t[K], at, h, j % page, c,
-                               tensor_get(gathered->t[K], 0, h, j, c));
-                    tensor_set(t->t[V], at, h, j % page, c,
-                               tensor_get(gathered->t[V], 0, h, j, c));
+                    tensor_put(t->t[K], at, h, j % page, c,
+                               tensor_at(gathered->t[K], 0, h, j, c));
+                    tensor_put(t->t[V], at, h, j % page, c,
+                               tensor_at(gathered->t[V], 0, h, j, c));
                 }
             }
         }

@@ -8,9 +8,9 @@ static sample *probe(const setting *s, int64_t nq, int64_t nk)
 {
     sample *t = sample_new(&(sample_spec){
         .dtype = s->dtype, .nq = nq, .nk = nk, .d = s->d, .dv = nk, .backward = true});
-    tensor_fill(t->t[Q], 0);
+    tensor_all(t->t[Q], 0);
     tensor_identity(t->t[V]);
-    tensor_fill(t->t[DOUT], 1);
+    tensor_all(t->t[DOUT], 1);
     return t;
 }
 

@@ -92,15 +92,15 @@ static void expect_row_alone(const sample *batch, const sample *alone, const set
 {
     for (int64_t h = 0; h < batch->spec.hq; h++) {
         for (int64_t c = 0; c < s->d; c++) {
-            const double a = tensor_get(batch->t[O], MIDDLE, h, 0, c),
-                         b = tensor_get(alone->t[O], 0, h, 0, c);
+            const double a = tensor_at(batch->t[O], MIDDLE, h, 0, c),
+                         b = tensor_at(alone->t[O], 0, h, 0, c);
             if (a != b)
                 fail_msg("%s, D=%lld: o[%d,%lld,0,%lld] is %.9g in the batch, %.9g alone",
                          s->path->name, (long long)s->d, MIDDLE, (long long)h, (long long)c, a,
                          b);
         }
-        assert_true(tensor_get(batch->t[LSE], MIDDLE, h, 0, 0) ==
-                    tensor_get(alone->t[LSE], 0, h, 0, 0));
+        assert_true(tensor_at(batch->t[LSE], MIDDLE, h, 0, 0) ==
+                    tensor_at(alone->t[LSE], 0, h, 0, 0));
     }
 }
 
@@ -117,15 +117,15 @@ static void decode_row(const setting *s)
             .dtype = s->dtype, .hq = 8, .hk = 2, .nq = 1, .nk = capacity[x], .d = s->d});
         for (int64_t h = 0; h < 8; h++) {
             for (int64_t c = 0; c < s->d; c++)
-                tensor_set(alone->t[Q], 0, h, 0, c, tensor_get(batch->t[Q], MIDDLE, h, 0, c));
+                tensor_put(alone->t[Q], 0, h, 0, c, tensor_at(batch->t[Q], MIDDLE, h, 0, c));
         }
         for (int64_t h = 0; h < 2; h++) {
             for (int64_t j = 0; j < lengths[MIDDLE]; j++) {
                 for (int64_t c = 0; c < s->d; c++) {
-                    tensor_set(alone->t[K], 0, h, j, c,
-                               tensor_get(batch->t[K], MIDDLE, h, j, c));
-                    tensor_set(alone->t[V], 0, h, j, c,
-                               tensor_get(batch->t[V], MIDDLE, h, j, c));
+                    tensor_put(alone->t[K], 0, h, j, c,
+                               tensor_at(batch->t[K], MIDDLE, h, j, c));
+                    tensor_put(alone->t[V], 0, h, j, c,
+                               tensor_at(batch->t[V], MIDDLE, h, j, c));
                 }
             }
         }
@@ -157,8 +157,8 @@ static void prefill(const setting *s)
         for (int64_t h = 0; h < 2; h++) {
             for (int64_t n = 0; n < from->view.shape[2]; n++) {
                 for (int64_t c = 0; c < s->d; c++)
-                    tensor_set(alone->t[inputs[x]], 0, h, n, c,
-                               tensor_get(from, MIDDLE, h, n, c));
+                    tensor_put(alone->t[inputs[x]], 0, h, n, c,
+                               tensor_at(from, MIDDLE, h, n, c));
             }
         }
     }
@@ -167,8 +167,8 @@ static void prefill(const setting *s)
     for (int64_t h = 0; h < 2; h++) {
         for (int64_t n = 0; n < 40; n++) {
             for (int64_t c = 0; c < s->d; c++)
-                assert_true(tensor_get(batch->t[O], MIDDLE, h, n, c) ==
-                            tensor_get(alone->t[O], 0, h, n, c));
+                assert_true(tensor_at(batch->t[O], MIDDLE, h, n, c) ==
+                            tensor_at(alone->t[O], 0, h, n, c));
         }
     }
     sample_free(batch);

@@ -91,17 +91,17 @@ static void last_column_counts(const setting *s)
             sample_new(&(sample_spec){.dtype = s->dtype, .nk = 2, .d = d, .backward = true});
         const double x = tensor_round(s->dtype, log(3)), p = 1 / (1 + exp(-x));
         for (int r = Q; r <= V; r++)
-            tensor_fill(t->t[r], 0);
-        tensor_set(t->t[Q], 0, 0, 0, d - 1, 1);
-        tensor_set(t->t[K], 0, 0, 0, d - 1, x);
-        tensor_set(t->t[V], 0, 0, 0, d - 2, 1);
-        tensor_set(t->t[V], 0, 0, 1, d - 1, 1);
+            tensor_all(t->t[r], 0);
+        tensor_put(t->t[Q], 0, 0, 0, d - 1, 1);
+        tensor_put(t->t[K], 0, 0, 0, d - 1, x);
+        tensor_put(t->t[V], 0, 0, 0, d - 2, 1);
+        tensor_put(t->t[V], 0, 0, 1, d - 1, 1);
         must_forward(t, s);
         for (int64_t c = 0; c < d; c++)
             expect_column(t, O, c, c == d - 2 ? p : c == d - 1 ? 1 - p : 0, 0, s);
         /* dout reads the last column only: delta = 1 - p, dS = (-p, p) (1 - p). */
-        tensor_fill(t->t[DOUT], 0);
-        tensor_set(t->t[DOUT], 0, 0, 0, d - 1, 1);
+        tensor_all(t->t[DOUT], 0);
+        tensor_put(t->t[DOUT], 0, 0, 0, d - 1, 1);
         must_backward(t, s);
         for (int64_t c = 0; c < d; c++) {
             const bool last = c == d - 1;

@@ -16,7 +16,7 @@ static sample *probe(const setting *s, int64_t n)
                                           .d = s->d,
                                           .dv = n,
                                           .backward = true});
-    tensor_fill(t->t[Q], 0);
+    tensor_all(t->t[Q], 0);
     tensor_identity(t->t[V]);
     tensor_identity(t->t[DOUT]);
     return t;
@@ -30,9 +30,9 @@ static void expect_pattern(const sample *t, const setting *s)
         for (int64_t h = 0; h < n[1]; h++) {
             for (int64_t i = 0; i < n[2]; i++) {
                 for (int64_t j = 0; j < n[3]; j++) {
-                    const double o = tensor_get(t->t[O], b, h, i, j);
+                    const double o = tensor_at(t->t[O], b, h, i, j);
                     assert_int_equal(o != 0, plain_keeps(&t->dropout, b * n[1] + h, i, j));
-                    if (o == 0) assert_true(tensor_get(t->t[DV], b, h, j, i) == 0);
+                    if (o == 0) assert_true(tensor_at(t->t[DV], b, h, j, i) == 0);
                     expect_at(t, DV, (int64_t[]){b, h, j, i}, o, 0, s);
                 }
             }
@@ -107,19 +107,19 @@ static void dropping_half(const setting *s)
     enum { N = 64 };
     sample *t = sample_new(&(sample_spec){
         .dtype = s->dtype, .o_dtype = FFPA_F32, .b = 2, .hq = 2, .nq = N, .d = s->d});
-    tensor_fill(t->t[Q], 0);
-    tensor_fill(t->t[V], 1);
+    tensor_all(t->t[Q], 0);
+    tensor_all(t->t[V], 1);
     sample_use_dropout(t, .5f, 99, 0);
     must_forward(t, s);
     double kept = 0;
     int differing = 0;
     for (int64_t m = 0; m < 4; m++) {
         for (int64_t i = 0; i < N; i++) {
-            const double count = tensor_get(t->t[O], m / 2, m % 2, i, 0) * N * .5;
+            const double count = tensor_at(t->t[O], m / 2, m % 2, i, 0) * N * .5;
             assert_true(fabs(count - nearbyint(count)) < 1e-3);
             kept += count;
-            differing += m > 0 && nearbyint(count) !=
-                                      nearbyint(tensor_get(t->t[O], 0, 0, i, 0) * N * .5);
+            differing +=
+                m > 0 && nearbyint(count) != nearbyint(tensor_at(t->t[O], 0, 0, i, 0) * N * .5);
         }
     }
     const double draws = 4. * N * N;

@@ -9,7 +9,7 @@ static void head_map(const setting *s)
         sample_new(&(sample_spec){.dtype = s->dtype, .hq = 6, .hk = 2, .nk = 1, .d = s->d});
     for (int64_t g = 0; g < 2; g++) {
         for (int64_t c = 0; c < s->d; c++)
-            tensor_set(t->t[V], 0, g, 0, c, (double)g);
+            tensor_put(t->t[V], 0, g, 0, c, (double)g);
     }
     must_forward(t, s);
     for (int64_t h = 0; h < 6; h++) {
@@ -25,9 +25,9 @@ static void gradients_sum_over_the_group(const setting *s)
     sample *t = sample_new(&(sample_spec){
         .dtype = s->dtype, .hq = 4, .hk = 1, .nq = 2, .d = s->d, .backward = true});
     t->f.causal = FFPA_BOTTOM_RIGHT;
-    tensor_fill(t->t[Q], 0);
+    tensor_all(t->t[Q], 0);
     tensor_identity(t->t[V]);
-    tensor_fill(t->t[DOUT], 1);
+    tensor_all(t->t[DOUT], 1);
     must_forward(t, s);
     must_backward(t, s);
     expect_row(t, DV, 0, 6, 0, s);

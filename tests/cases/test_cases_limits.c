@@ -56,10 +56,10 @@ static void many_heads(const setting *s)
         for (int64_t b = 0; b < 65537; b++) {
             const int64_t at_b = by_head ? 0 : b, at_h = by_head ? b : 0;
             for (int64_t c = 0; c < s->d; c += 21) {
-                assert_true(tensor_get(t->t[O], at_b, at_h, 0, c) ==
-                            tensor_get(t->t[V], at_b, at_h, 0, c));
-                assert_true(tensor_get(t->t[DV], at_b, at_h, 0, c) ==
-                            tensor_get(t->t[DOUT], at_b, at_h, 0, c));
+                assert_true(tensor_at(t->t[O], at_b, at_h, 0, c) ==
+                            tensor_at(t->t[V], at_b, at_h, 0, c));
+                assert_true(tensor_at(t->t[DV], at_b, at_h, 0, c) ==
+                            tensor_at(t->t[DOUT], at_b, at_h, 0, c));
             }
         }
         sample_free(t);
@@ -90,8 +90,8 @@ static void scratch_index(const setting *s)
     must_backward(t, s);
     for (int64_t b = 0; b < B; b += b < B - 4 ? 93 : 1) {
         for (int64_t c = 0; c < s->d; c++) {
-            assert_true(tensor_get(t->t[DV], b, H - 1, 0, c) ==
-                        tensor_get(t->t[DOUT], b, H - 1, 0, c));
+            assert_true(tensor_at(t->t[DV], b, H - 1, 0, c) ==
+                        tensor_at(t->t[DOUT], b, H - 1, 0, c));
             expect_at(t, DQ, (int64_t[]){b, H - 1, 0, c}, 0, 64, s);
             expect_at(t, DK, (int64_t[]){b, H - 1, 0, c}, 0, 64, s);
         }

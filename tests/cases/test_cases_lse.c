@@ -16,8 +16,8 @@ static void expect_merge(const setting *s, part a, part b, part want)
     for (int x = 0; x < 6; x++)
         t[x] = tensor_new(x % 2 ? FFPA_F32 : s->dtype, 2, 3, 5, x % 2 ? 1 : s->d,
                           x == 2 ? &TENSOR_BNHD : NULL);
-    tensor_fill(t[0], a.o), tensor_fill(t[1], a.lse), tensor_fill(t[2], b.o),
-        tensor_fill(t[3], b.lse);
+    tensor_all(t[0], a.o), tensor_all(t[1], a.lse), tensor_all(t[2], b.o),
+        tensor_all(t[3], b.lse);
     ffpa_merge_params p = ffpa_merge_params_init();
     p.o_a = t[0]->view, p.lse_a = t[1]->view, p.o_b = t[2]->view, p.lse_b = t[3]->view;
     for (int in_place = 0; in_place < 3; in_place++) {
@@ -29,13 +29,13 @@ static void expect_merge(const setting *s, part a, part b, part want)
         expect_all(&as_sample, O, want.o, 0, s);
         expect_all(&as_sample, LSE, want.lse, 0, s);
         if (b.lse == -inf || a.lse == -inf) { /* one part alone comes through unchanged */
-            assert_true(tensor_get(o, 1, 2, 4, 0) == want.o);
-            assert_true(tensor_get(lse, 1, 2, 4, 0) == want.lse);
+            assert_true(tensor_at(o, 1, 2, 4, 0) == want.o);
+            assert_true(tensor_at(lse, 1, 2, 4, 0) == want.lse);
         }
         tensor_check_guards(o, "o");
         tensor_check_guards(lse, "lse");
-        tensor_fill(t[0], a.o), tensor_fill(t[1], a.lse), tensor_fill(t[2], b.o),
-            tensor_fill(t[3], b.lse);
+        tensor_all(t[0], a.o), tensor_all(t[1], a.lse), tensor_all(t[2], b.o),
+            tensor_all(t[3], b.lse);
     }
     for (int x = 0; x < 6; x++)
         tensor_free(t[x]);
@@ -97,8 +97,8 @@ static void more_splits_than_keys(const setting *s)
         must_forward(t, s);
         for (size_t x = 0; x < COUNT(splits); x++) {
             sample *sum = sample_copy(t, 0);
-            tensor_fill(sum->t[O], (double)NAN);
-            tensor_fill(sum->t[LSE], -(double)INFINITY);
+            tensor_all(sum->t[O], (double)NAN);
+            tensor_all(sum->t[LSE], -(double)INFINITY);
             tensor *o = tensor_new(FFPA_F32, 1, 4, 1, s->d, NULL),
                    *lse = tensor_new(FFPA_F32, 1, 4, 1, 1, NULL);
             for (int64_t n = 0; n < splits[x]; n++) {
@@ -159,7 +159,7 @@ CASE(b42_more_threads_than_keys, ON_ALL, 512, more_threads_than_keys)
 static void natural_log(const setting *s)
 {
     sample *t = sample_new(&(sample_spec){.dtype = s->dtype, .nk = 2, .d = s->d});
-    tensor_fill(t->t[Q], 0);
+    tensor_all(t->t[Q], 0);
     must_forward(t, s);
     expect_all(t, LSE, log(2), 0, s);
     sample_free(t);
@@ -203,8 +203,8 @@ static void gradient_through_lse(const setting *s)
     const double x = tensor_round(s->dtype, log(3)), p = 1 / (1 + exp(-x));
     tensor_values(t->t[Q], 1, (double[]){1});
     tensor_values(t->t[K], 1, (double[]){x, 0});
-    tensor_fill(t->t[DOUT], 0);
-    tensor_fill(sample_put(t, DLSE, tensor_new(FFPA_F32, 1, 1, 1, 1, NULL)), 1);
+    tensor_all(t->t[DOUT], 0);
+    tensor_all(sample_put(t, DLSE, tensor_new(FFPA_F32, 1, 1, 1, 1, NULL)), 1);
     must_forward(t, s);
     must_backward(t, s);
     expect_values(t, DQ, 1, (double[]){p * x}, 0, s);
@@ -220,10 +220,10 @@ static void sink_counts(const setting *s)
 {
     sample *t =
         sample_new(&(sample_spec){.dtype = s->dtype, .nk = 1, .d = s->d, .backward = true});
-    tensor_fill(t->t[Q], 0);
+    tensor_all(t->t[Q], 0);
     tensor_values(t->t[V], 1, (double[]){6});
     tensor_values(t->t[DOUT], 1, (double[]){1});
-    tensor_fill(sample_put(t, SINK, tensor_new(FFPA_F32, 1, 1, 1, 1, NULL)), 0);
+    tensor_all(sample_put(t, SINK, tensor_new(FFPA_F32, 1, 1, 1, 1, NULL)), 0);
     sample_put(t, DSINK, tensor_new(FFPA_F32, 1, 1, 1, 1, NULL));
     must_forward(t, s);
     expect_values(t, O, 1, (double[]){3}, 0, s);
@@ -241,8 +241,8 @@ static void sink_of_an_empty_row(const setting *s)
     sample *t = sample_new(&(sample_spec){
         .dtype = s->dtype, .hq = 2, .nq = 3, .nk = 1, .d = s->d, .backward = true});
     t->f.causal = FFPA_BOTTOM_RIGHT; /* rows 0 and 1 see nothing */
-    tensor_fill(t->t[Q], 0);
-    tensor_fill(t->t[DOUT], 0);
+    tensor_all(t->t[Q], 0);
+    tensor_all(t->t[DOUT], 0);
     tensor_values(sample_put(t, SINK, tensor_new(FFPA_F32, 1, 2, 1, 1, NULL)), 1,
                   (double[]){-1.5, 30});
     tensor_values(sample_put(t, DLSE, tensor_new(FFPA_F32, 1, 2, 3, 1, NULL)), 1,

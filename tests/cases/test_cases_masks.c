@@ -13,7 +13,7 @@ static void fully_masked_row(const setting *s)
     tensor_values(t->t[Q], 2, (double[]){1, 0, .5, 1});
     tensor_values(t->t[K], 2, (double[]){1, 0, 0, 1, 1, 1});
     tensor_values(t->t[V], 1, (double[]){1, 2, 3});
-    tensor_fill(t->t[DOUT], 1);
+    tensor_all(t->t[DOUT], 1);
     sample_use_mask(t, (int64_t[]){1, 1, 2, 3}, (double[]){1, 1, 0, 0, 0, 0});
     must_forward(t, s);
     expect_values(t, O, 1, (double[]){2 - sigmoid1, 0}, 0, s);
@@ -37,10 +37,10 @@ static void lowest_finite_bias(const setting *s)
     } bias[] = {{FFPA_F32, -(double)FLT_MAX}, {FFPA_F16, -65504.0}, {FFPA_BF16, -0x1.fep127}};
     for (size_t x = 0; x < COUNT(bias); x++) {
         sample *t = sample_new(&(sample_spec){.dtype = s->dtype, .nk = 3, .d = s->d});
-        tensor_fill(t->t[Q], 0);
+        tensor_all(t->t[Q], 0);
         tensor_identity(t->t[V]);
-        tensor_fill(sample_put(t, MASK, tensor_new(bias[x].dtype, 1, 1, 1, 3, NULL)),
-                    bias[x].lowest);
+        tensor_all(sample_put(t, MASK, tensor_new(bias[x].dtype, 1, 1, 1, 3, NULL)),
+                   bias[x].lowest);
         must_forward(t, s);
         expect_values(t, O, 3, (double[]){1 / 3., 1 / 3., 1 / 3.}, 0, s);
         expect_all(t, LSE, bias[x].lowest + log(3), 0, s);
@@ -54,10 +54,10 @@ static tensor *band_mask(int32_t dtype, int64_t n, int64_t reach)
     tensor *mask = tensor_new(dtype, 1, 1, n, n, NULL);
     const double off = dtype == FFPA_BOOL ? 0.0 : -(double)INFINITY,
                  on = dtype == FFPA_BOOL ? 1.0 : 0.0;
-    tensor_fill(mask, off);
+    tensor_all(mask, off);
     for (int64_t i = 0; i < n; i++) {
         for (int64_t j = i < reach ? 0 : i - reach; j <= i + reach && j < n; j++)
-            tensor_set(mask, 0, 0, i, j, on);
+            tensor_put(mask, 0, 0, i, j, on);
     }
     return mask;
 }
@@ -71,7 +71,7 @@ static void blocks_masked_before_any_key(const setting *s)
             sample_new(&(sample_spec){.dtype = s->dtype, .nq = N, .d = s->d, .backward = true});
         sample_put(t, MASK, band_mask(kinds[x], N, REACH));
         judge_sample_on(t, s->path, "b03");
-        tensor_fill(t->t[Q], 0);
+        tensor_all(t->t[Q], 0);
         must_forward(t, s);
         for (int64_t i = 0; i < N; i++) {
             const int64_t before = i < REACH ? i : REACH,
@@ -88,8 +88,8 @@ static void four_equal_keys(const setting *s, double q, double k, double lse)
 {
     sample *t = sample_new(&(sample_spec){.dtype = s->dtype, .nk = 4, .d = s->d});
     t->f.flags = 0;
-    tensor_fill(t->t[Q], q);
-    tensor_fill(t->t[K], k);
+    tensor_all(t->t[Q], q);
+    tensor_all(t->t[K], k);
     tensor_values(t->t[V], 1, (double[]){1, 2, 3, 4});
     must_forward(t, s);
     expect_values(t, O, 1, (double[]){2.5}, 0, s);
@@ -126,15 +126,15 @@ CASE(b06_huge_equal_scores, ON_F32 | ON_BF16, 16, huge_equal_scores)
 static void large_values(const setting *s)
 {
     sample *t = sample_new(&(sample_spec){.dtype = s->dtype, .nk = 512, .d = s->d});
-    tensor_fill(t->t[Q], 0);
-    tensor_fill(t->t[V], 60000);
+    tensor_all(t->t[Q], 0);
+    tensor_all(t->t[V], 60000);
     must_forward(t, s);
     int64_t at[4] = {0, 0, 0, s->d - 1};
-    assert_true(tensor_get(t->t[O], 0, 0, 0, 0) == 60000.0);
+    assert_true(tensor_at(t->t[O], 0, 0, 0, 0) == 60000.0);
     expect_all(t, O, 60000, 0, s);
     for (int64_t j = 1; j < 512; j += 2) {
         for (int64_t c = 0; c < s->d; c++)
-            tensor_set(t->t[V], 0, 0, j, c, -60000);
+            tensor_put(t->t[V], 0, 0, j, c, -60000);
     }
     must_forward(t, s);
     expect_all(t, O, 0, 1, s);
@@ -149,10 +149,10 @@ static void compare_with_clean(sample *dirty, int64_t valid, const setting *s)
     sample *clean = sample_copy(dirty, 0);
     for (int64_t j = valid; j < clean->t[K]->view.shape[2]; j++) {
         for (int64_t c = 0; c < s->d; c++) {
-            tensor_set(clean->t[K], 0, 0, j, c, 0);
-            tensor_set(clean->t[V], 0, 0, j, c, 0);
-            tensor_set(dirty->t[K], 0, 0, j, c, c % 2 ? (double)INFINITY : (double)NAN);
-            tensor_set(dirty->t[V], 0, 0, j, c, c % 3 ? (double)NAN : -(double)INFINITY);
+            tensor_put(clean->t[K], 0, 0, j, c, 0);
+            tensor_put(clean->t[V], 0, 0, j, c, 0);
+            tensor_put(dirty->t[K], 0, 0, j, c, c % 2 ? (double)INFINITY : (double)NAN);
+            tensor_put(dirty->t[V], 0, 0, j, c, c % 3 ? (double)NAN : -(double)INFINITY);
         }
     }
     must_forward(clean, s);
@@ -189,7 +189,7 @@ static void masked_keys_hold_anything(const setting *s)
             tensor *mask = tensor_new(FFPA_BOOL, 1, 1, 1, 90, NULL);
             sample_put(t, MASK, mask);
             for (int64_t j = 0; j < 90; j++)
-                tensor_set(mask, 0, 0, 0, j, j < 40);
+                tensor_put(mask, 0, 0, 0, j, j < 40);
             sample_use_window(t, 70, -1);
         }
         compare_with_clean(t, 40, s);
@@ -207,24 +207,24 @@ static void poison_stays_in_its_rows(const setting *s)
     clean->f.causal = FFPA_BOTTOM_RIGHT;
     sample *dirty = sample_copy(clean, 0);
     for (int64_t c = 0; c < s->d; c++)
-        tensor_set(dirty->t[V], 0, 0, BAD_V, c, (double)NAN);
+        tensor_put(dirty->t[V], 0, 0, BAD_V, c, (double)NAN);
     for (int64_t c = 0; c < s->d; c++)
-        tensor_set(dirty->t[K], 0, 0, BAD_K, c, (double)INFINITY);
+        tensor_put(dirty->t[K], 0, 0, BAD_K, c, (double)INFINITY);
     must_forward(clean, s);
     must_forward(dirty, s);
     must_backward(clean, s);
     must_backward(dirty, s);
     for (int64_t i = 0; i < N; i++) {
         for (int64_t c = 0; c < s->d; c++) {
-            const double o = tensor_get(dirty->t[O], 0, 0, i, c),
-                         dq = tensor_get(dirty->t[DQ], 0, 0, i, c);
+            const double o = tensor_at(dirty->t[O], 0, 0, i, c),
+                         dq = tensor_at(dirty->t[DQ], 0, 0, i, c);
             assert_int_equal(isnan(o) != 0, i >= BAD_V);
             assert_int_equal(isnan(dq) != 0, i >= BAD_V);
             if (i >= BAD_V) continue;
-            assert_true(o == tensor_get(clean->t[O], 0, 0, i, c));
-            assert_true(dq == tensor_get(clean->t[DQ], 0, 0, i, c));
+            assert_true(o == tensor_at(clean->t[O], 0, 0, i, c));
+            assert_true(dq == tensor_at(clean->t[DQ], 0, 0, i, c));
         }
-        assert_int_equal(isnan(tensor_get(dirty->t[LSE], 0, 0, i, 0)) != 0, i >= BAD_K);
+        assert_int_equal(isnan(tensor_at(dirty->t[LSE], 0, 0, i, 0)) != 0, i >= BAD_K);
     }
     judge_sample_on(dirty, s->path, "b08");
     sample_free(clean);
@@ -238,16 +238,16 @@ static void nan_query(const setting *s)
         sample *clean =
             sample_new(&(sample_spec){.dtype = s->dtype, .nq = 2, .nk = nk, .d = s->d});
         sample *dirty = sample_copy(clean, 0);
-        tensor_set(dirty->t[Q], 0, 0, 1, s->d / 2, (double)NAN);
+        tensor_put(dirty->t[Q], 0, 0, 1, s->d / 2, (double)NAN);
         must_forward(clean, s);
         must_forward(dirty, s);
         expect_row(dirty, O, 1, (double)NAN, 0, s);
         expect_row(dirty, LSE, 1, (double)NAN, 0, s);
         for (int64_t c = 0; c < s->d; c++)
-            assert_true(tensor_get(dirty->t[O], 0, 0, 0, c) ==
-                        tensor_get(clean->t[O], 0, 0, 0, c));
-        assert_true(tensor_get(dirty->t[LSE], 0, 0, 0, 0) ==
-                    tensor_get(clean->t[LSE], 0, 0, 0, 0));
+            assert_true(tensor_at(dirty->t[O], 0, 0, 0, c) ==
+                        tensor_at(clean->t[O], 0, 0, 0, c));
+        assert_true(tensor_at(dirty->t[LSE], 0, 0, 0, 0) ==
+                    tensor_at(clean->t[LSE], 0, 0, 0, 0));
         sample_free(clean);
         sample_free(dirty);
     }

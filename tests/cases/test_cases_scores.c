@@ -41,9 +41,9 @@ CASE(b49_derivative_of_the_cap, ON_ALL, 0, derivative_of_the_cap)
 static void alibi_distance(const setting *s)
 {
     sample *t = sample_new(&(sample_spec){.dtype = s->dtype, .nk = 3, .d = s->d});
-    tensor_fill(t->t[Q], 0);
+    tensor_all(t->t[Q], 0);
     tensor_identity(t->t[V]);
-    tensor_fill(sample_put(t, ALIBI, tensor_new(FFPA_F32, 1, 1, 1, 1, NULL)), log(2));
+    tensor_all(sample_put(t, ALIBI, tensor_new(FFPA_F32, 1, 1, 1, 1, NULL)), log(2));
     must_forward(t, s);
     expect_values(t, O, 3, (double[]){1 / 7., 2 / 7., 4 / 7.}, 0, s);
     sample_free(t);
@@ -64,11 +64,11 @@ static sample *bias_sample(const setting *s, const int64_t shape[4])
 {
     sample *t = sample_new(&(sample_spec){
         .dtype = s->dtype, .b = 2, .hq = 2, .nq = 2, .d = s->d, .backward = true});
-    tensor_fill(t->t[Q], 0);
-    tensor_fill(t->t[K], 0);
+    tensor_all(t->t[Q], 0);
+    tensor_all(t->t[K], 0);
     tensor_values(t->t[V], 1, (double[]){0, 1, 0, 1, 0, 1, 0, 1});
     tensor_values(t->t[DOUT], 1, (double[]){1, 1, 1, 1, 1, 1, 1, 1});
-    tensor_fill(
+    tensor_all(
         sample_put(t, MASK, tensor_new(FFPA_F32, shape[0], shape[1], shape[2], shape[3], NULL)),
         0);
     sample_put(t, DMASK, tensor_new(FFPA_F32, shape[0], shape[1], shape[2], shape[3], NULL));

@@ -129,7 +129,7 @@ static void f32_bias_on_small_floats(const setting *s)
     sample_free(t);
     /* The LSE is f32 and shows whether the bias was rounded to the inputs' dtype. */
     t = sample_new(&(sample_spec){.dtype = s->dtype, .nk = 2, .d = s->d});
-    tensor_fill(t->t[Q], 0);
+    tensor_all(t->t[Q], 0);
     const double fine = (double)1.001f;
     tensor_values(sample_put(t, MASK, tensor_new(FFPA_F32, 1, 1, 1, 2, NULL)), 2,
                   (double[]){fine, 1});
@@ -147,7 +147,7 @@ static void dout_layouts(const setting *s)
         sample_spec spec = {.dtype = s->dtype, .hq = 2, .nq = 4, .d = s->d, .backward = true};
         spec.layout[DOUT] = list[i];
         sample *t = sample_new(&spec);
-        if (i == 0) tensor_fill(t->t[DOUT], 1);
+        if (i == 0) tensor_all(t->t[DOUT], 1);
         expect_like_copies(t, s);
         judge_sample_on(t, s->path, "b32");
         sample_free(t);

@@ -8,10 +8,10 @@ static void mean_of_values(const setting *s)
     const int64_t step = judge_quick() ? 9 : 1;
     for (int64_t nk = 1; nk <= 130; nk += step) {
         sample *t = sample_new(&(sample_spec){.dtype = s->dtype, .nk = nk, .d = s->d});
-        tensor_fill(t->t[Q], 0);
+        tensor_all(t->t[Q], 0);
         for (int64_t j = 0; j < nk; j++) {
             for (int64_t c = 0; c < s->d; c++)
-                tensor_set(t->t[V], 0, 0, j, c, (double)j);
+                tensor_put(t->t[V], 0, 0, j, c, (double)j);
         }
         must_forward(t, s);
         expect_all(t, O, (double)(nk - 1) / 2, 0, s);
@@ -27,11 +27,11 @@ static void mean_for_many_rows(const setting *s)
     for (int64_t nk = 1; nk <= 130; nk += judge_quick() ? 11 : 3) {
         sample *t = sample_new(
             &(sample_spec){.dtype = s->dtype, .hq = 2, .nq = 37, .nk = nk, .d = s->d});
-        tensor_fill(t->t[Q], 0);
+        tensor_all(t->t[Q], 0);
         for (int64_t j = 0; j < nk; j++) {
             for (int64_t c = 0; c < s->d; c++) {
                 for (int64_t h = 0; h < 2; h++)
-                    tensor_set(t->t[V], 0, h, j, c, (double)j);
+                    tensor_put(t->t[V], 0, h, j, c, (double)j);
             }
         }
         must_forward(t, s);
@@ -49,10 +49,10 @@ static void backward_tail(const setting *s, int64_t n)
     for (int r = 0; r < ROLES; r++)
         spec.layout[r].pad[2] = s->d; /* a row of NaN after each head's last */
     sample *t = sample_new(&spec);
-    tensor_fill(t->t[Q], 0);
-    tensor_fill(t->t[K], 0);
-    tensor_fill(t->t[V], 1);
-    tensor_fill(t->t[DOUT], 1);
+    tensor_all(t->t[Q], 0);
+    tensor_all(t->t[K], 0);
+    tensor_all(t->t[V], 1);
+    tensor_all(t->t[DOUT], 1);
     must_forward(t, s);
     must_backward(t, s);
     expect_all(t, DV, 1, 0, s);

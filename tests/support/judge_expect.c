@@ -57,7 +57,7 @@ void expect_at(const sample *t, role r, const int64_t at[4], double expected, do
                const setting *s)
 {
     const tensor *x = t->t[r];
-    const double is = tensor_get(x, at[0], at[1], at[2], at[3]);
+    const double is = tensor_at(x, at[0], at[1], at[2], at[3]);
     if (tensor_poisoned(x, at[0], at[1], at[2], at[3]) ||
         !matches(is, expected, x->view.dtype, slack))
         fail_msg("%s: %s[%lld,%lld,%lld,%lld] is %.9g, must be %.9g\n  %s", label(s),
@@ -79,7 +79,7 @@ void expect_values(const sample *t, role r, int64_t columns, const double *expec
                    double slack, const setting *s)
 {
     int64_t at[4] = {0};
-    if (tensor_count(t->t[r]) == 0) return;
+    if (tensor_volume(t->t[r]) == 0) return;
     do {
         expect_at(t, r, at, at[3] < columns ? *expected++ : 0.0, slack, s);
     } while (next(t->t[r], at));
@@ -109,7 +109,7 @@ void expect_column(const sample *t, role r, int64_t d, double expected, double s
 void expect_all(const sample *t, role r, double expected, double slack, const setting *s)
 {
     int64_t at[4] = {0};
-    if (tensor_count(t->t[r]) == 0) return;
+    if (tensor_volume(t->t[r]) == 0) return;
     do {
         expect_at(t, r, at, expected, slack, s);
     } while (next(t->t[r], at));
@@ -128,12 +128,12 @@ void expect_close(const sample *a, const sample *b, role r, double units, const 
     double largest = 1.0;
     const tensor *y = b->t[r];
     do {
-        const double value = fabs(tensor_get(y, at[0], at[1], at[2], at[3]));
+        const double value = fabs(tensor_at(y, at[0], at[1], at[2], at[3]));
         if (isfinite(value) && value > largest) largest = value;
     } while (next(y, at));
     do {
-        const double must = tensor_get(y, at[0], at[1], at[2], at[3]);
-        const double is = tensor_get(a->t[r], at[0], at[1], at[2], at[3]);
+        const double must = tensor_at(y, at[0], at[1], at[2], at[3]);
+        const double is = tensor_at(a->t[r], at[0], at[1], at[2], at[3]);
         const bool same = isfinite(must)
                               ? fabs(is - must) <= units * tensor_ulp(y->view.dtype) * largest
                               : matches(is, must, y->view.dtype, 0.0);

@@ -74,24 +74,24 @@ static double key(const sample *t, const span *s, role r, int64_t h, int64_t j, 
     const role fresh = r == K ? K_NEW : V_NEW;
     if (c && t->t[fresh]) {
         const int64_t old = s->nk - t->t[fresh]->view.shape[2];
-        if (j >= old) return tensor_get(t->t[fresh], s->batch, h, j - old, d);
+        if (j >= old) return tensor_at(t->t[fresh], s->batch, h, j - old, d);
     }
     if (c && c->block_table) {
         const int64_t page = t->t[K]->view.shape[2];
         const int64_t stride = c->table_stride ? c->table_stride : c->table_width;
-        return tensor_get(
-            t->t[r], index_of(c->block_table, c->index_dtype, s->batch * stride + j / page), h,
-            j % page, d);
+        return tensor_at(t->t[r],
+                         index_of(c->block_table, c->index_dtype, s->batch * stride + j / page),
+                         h, j % page, d);
     }
-    return tensor_get(t->t[r], s->k_batch, h, s->k_row + j, d);
+    return tensor_at(t->t[r], s->k_batch, h, s->k_row + j, d);
 }
 
 /* An element of a tensor whose axes may be 1. */
 static double broadcast(const tensor *x, int64_t b, int64_t h, int64_t n, int64_t d)
 {
     const int64_t *s = x->view.shape;
-    return tensor_get(x, s[0] == 1 ? 0 : b, s[1] == 1 ? 0 : h, s[2] == 1 ? 0 : n,
-                      s[3] == 1 ? 0 : d);
+    return tensor_at(x, s[0] == 1 ? 0 : b, s[1] == 1 ? 0 : h, s[2] == 1 ? 0 : n,
+                     s[3] == 1 ? 0 : d);
 }
 
 static bool in_range(const sample *t, const span *s, int64_t i, int64_t j)
@@ -157,7 +157,7 @@ static void normalise_row(work *w)
 {
     const sample *t = w->t;
     row *r = &w->r;
-    const double sink = t->t[SINK] ? tensor_get(t->t[SINK], 0, w->h, 0, 0) : -(double)INFINITY;
+    const double sink = t->t[SINK] ? tensor_at(t->t[SINK], 0, w->h, 0, 0) : -(double)INFINITY;
     double most = sink, sum = 0.0;
     bool nan = false;
     for (int64_t j = 0; j < w->s.nk; j++) {
@@ -231,13 +231,13 @@ static void gradient_row(const work *w)
     const sample *t = w->t;
     const span *s = &w->s;
     double delta =
-        t->t[DLSE] ? -tensor_get(t->t[DLSE], s->q_batch, w->h, s->q_row + w->i, 0) : 0.0;
+        t->t[DLSE] ? -tensor_at(t->t[DLSE], s->q_batch, w->h, s->q_row + w->i, 0) : 0.0;
     for (int64_t c = 0; c < w->dv; c++) {
-        w->go[c] = tensor_get(t->t[DOUT], s->q_batch, w->h, s->q_row + w->i, c);
+        w->go[c] = tensor_at(t->t[DOUT], s->q_batch, w->h, s->q_row + w->i, c);
         delta += w->go[c] * w->o[c];
     }
     if (w->p->out[DSINK] && w->r.lse != -(double)INFINITY)
-        w->p->out[DSINK][w->h] -= exp(tensor_get(t->t[SINK], 0, w->h, 0, 0) - w->r.lse) * delta;
+        w->p->out[DSINK][w->h] -= exp(tensor_at(t->t[SINK], 0, w->h, 0, 0) - w->r.lse) * delta;
     for (int64_t j = 0; j < s->nk; j++) {
         if (w->r.allowed[j]) gradient_pair(w, j, delta);
     }
@@ -273,7 +273,7 @@ static void head(work *w)
     for (w->h = w->g * group; w->h < (w->g + 1) * group; w->h++) {
         for (w->i = 0; w->i < w->s.nq; w->i++) {
             for (int64_t c = 0; c < w->d; c++)
-                w->q[c] = tensor_get(t->t[Q], w->s.q_batch, w->h, w->s.q_row + w->i, c);
+                w->q[c] = tensor_at(t->t[Q], w->s.q_batch, w->h, w->s.q_row + w->i, c);
             score_row(w);
             normalise_row(w);
             output_row(w);
@@ -312,7 +312,7 @@ static plain new_outputs(const sample *t)
     plain p = {{NULL}};
     for (int x = O; x < ROLES; x++) {
         if (!t->t[x] || (x >= DQ && !t->spec.backward)) continue;
-        const int64_t count = tensor_count(t->t[x]);
+        const int64_t count = tensor_volume(t->t[x]);
         p.out[x] = doubles(count);
         /* Sums over sequences: whole from the start. */
         for (int64_t n = 0; n < count; n++)

@@ -34,13 +34,13 @@ static void check_oracle(const sample *t, const char *repro)
         const double unit = t->t[r]->view.dtype == FFPA_F64 ? 1e-11 : 3e-7;
         const double *want = p.out[r];
         double largest = 1.0;
-        for (int64_t n = 0; n < tensor_count(t->t[r]); n++) {
+        for (int64_t n = 0; n < tensor_volume(t->t[r]); n++) {
             if (isfinite(want[n]) && want[n] != plain_unwritten && fabs(want[n]) > largest)
                 largest = fabs(want[n]);
         }
         FOR_EACH_AT(t->t[r])
         {
-            const double is = tensor_get(t->t[r], b, h, n, d), must = *want++;
+            const double is = tensor_at(t->t[r], b, h, n, d), must = *want++;
             const bool unwritten = tensor_poisoned(t->t[r], b, h, n, d);
             if (unwritten ? must == plain_unwritten
                           : same_kind(is, must) && !(fabs(is - must) > unit * largest))
@@ -67,7 +67,7 @@ static distance measure(const tensor *out, const tensor *oracle)
     distance m = {0.0, 0.0, 0.0};
     FOR_EACH_AT(out)
     {
-        const double a = tensor_get(out, b, h, n, d), r = tensor_get(oracle, b, h, n, d);
+        const double a = tensor_at(out, b, h, n, d), r = tensor_at(oracle, b, h, n, d);
         if (!isfinite(a) || !isfinite(r)) continue;
         if (fabs(a - r) > m.worst) m.worst = fabs(a - r);
         m.difference += (a - r) * (a - r);
@@ -81,7 +81,7 @@ static void check_pattern(const tensor *out, const tensor *oracle, const char *n
 {
     FOR_EACH_AT(out)
     {
-        const double a = tensor_get(out, b, h, n, d), r = tensor_get(oracle, b, h, n, d);
+        const double a = tensor_at(out, b, h, n, d), r = tensor_at(oracle, b, h, n, d);
         const bool blank = tensor_poisoned(out, b, h, n, d);
         if (blank == tensor_poisoned(oracle, b, h, n, d) &&
             same_kind(a, tensor_round(out->view.dtype, r)))
@@ -130,8 +130,8 @@ static void check_cache(const sample *t, const sample *oracle, const char *where
     for (int r = K; r <= (int)V && t->t[K_NEW]; r++) {
         FOR_EACH_AT(t->t[r])
         {
-            const double is = tensor_get(t->t[r], b, h, n, d),
-                         must_be = tensor_get(oracle->t[r], b, h, n, d);
+            const double is = tensor_at(t->t[r], b, h, n, d),
+                         must_be = tensor_at(oracle->t[r], b, h, n, d);
             if (is == must_be || (isnan(is) && isnan(must_be))) continue;
             fail_msg("%s: cache %s[%lld,%lld,%lld,%lld] is %g, the oracle has %g\n  %s", where,
                      role_name[r], (long long)b, (long long)h, (long long)n, (long long)d, is,

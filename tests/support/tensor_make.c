@@ -112,7 +112,7 @@ tensor *tensor_copy(const tensor *t, int32_t dtype)
     FOR_EACH_ELEMENT(t)
     {
         if (!tensor_poisoned(t, b, h, n, d))
-            tensor_set(c, b, h, n, d, tensor_get(t, b, h, n, d));
+            tensor_put(c, b, h, n, d, tensor_at(t, b, h, n, d));
     }
     return c;
 }
@@ -188,27 +188,27 @@ bool tensor_same_bits(const tensor *a, const tensor *other)
     return true;
 }
 
-int64_t tensor_count(const tensor *t)
+int64_t tensor_volume(const tensor *t)
 {
     const int64_t *s = t->view.shape;
     return s[0] * s[1] * s[2] * s[3];
 }
 
-double tensor_get(const tensor *t, int64_t b, int64_t h, int64_t n, int64_t d)
+double tensor_at(const tensor *t, int64_t b, int64_t h, int64_t n, int64_t d)
 {
     return tensor_load(t->view.dtype, address(t, b, h, n, d));
 }
 
-void tensor_set(tensor *t, int64_t b, int64_t h, int64_t n, int64_t d, double value)
+void tensor_put(tensor *t, int64_t b, int64_t h, int64_t n, int64_t d, double value)
 {
     tensor_store(t->view.dtype, address(t, b, h, n, d), value);
 }
 
 /* ---- contents ---- */
 
-void tensor_fill(tensor *t, double value)
+void tensor_all(tensor *t, double value)
 {
-    FOR_EACH_ELEMENT(t) tensor_set(t, b, h, n, d, value);
+    FOR_EACH_ELEMENT(t) tensor_put(t, b, h, n, d, value);
 }
 
 void tensor_hash(tensor *t, uint64_t stream, double factor)
@@ -217,24 +217,24 @@ void tensor_hash(tensor *t, uint64_t stream, double factor)
     FOR_EACH_ELEMENT(t)
     {
         const uint32_t mixed = (uint32_t)(2654435761u * (flat + 1));
-        tensor_set(t, b, h, n, d, ((double)mixed / 4294967296.0 - 0.5) * factor);
+        tensor_put(t, b, h, n, d, ((double)mixed / 4294967296.0 - 0.5) * factor);
         flat++;
     }
 }
 
 void tensor_random(tensor *t, uint64_t *rng, double low, double high)
 {
-    FOR_EACH_ELEMENT(t) tensor_set(t, b, h, n, d, low + (high - low) * tensor_unit(rng));
+    FOR_EACH_ELEMENT(t) tensor_put(t, b, h, n, d, low + (high - low) * tensor_unit(rng));
 }
 
 void tensor_identity(tensor *t)
 {
-    FOR_EACH_ELEMENT(t) tensor_set(t, b, h, n, d, n == d ? 1.0 : 0.0);
+    FOR_EACH_ELEMENT(t) tensor_put(t, b, h, n, d, n == d ? 1.0 : 0.0);
 }
 
 void tensor_values(tensor *t, int64_t columns, const double *values)
 {
-    FOR_EACH_ELEMENT(t) tensor_set(t, b, h, n, d, d < columns ? *values++ : 0.0);
+    FOR_EACH_ELEMENT(t) tensor_put(t, b, h, n, d, d < columns ? *values++ : 0.0);
 }
 
 uint64_t tensor_next(uint64_t *rng)

@@ -58,14 +58,14 @@ uint64_t tensor_digest(const tensor *t);
 /* Same bits in every element? Both of one shape and dtype. */
 bool tensor_same_bits(const tensor *a, const tensor *other);
 
-int64_t tensor_count(const tensor *t);
+int64_t tensor_volume(const tensor *t);
 
-double tensor_get(const tensor *t, int64_t b, int64_t h, int64_t n, int64_t d);
-void tensor_set(tensor *t, int64_t b, int64_t h, int64_t n, int64_t d, double value);
+double tensor_at(const tensor *t, int64_t b, int64_t h, int64_t n, int64_t d);
+void tensor_put(tensor *t, int64_t b, int64_t h, int64_t n, int64_t d, double value);
 
 /* ---- contents ---- */
 
-void tensor_fill(tensor *t, double value);
+void tensor_all(tensor *t, double value);
 
 /* H(n) = ((2654435761 (n + 1)) mod 2^32) / 2^32 - 1/2 times `factor`; n = flat logical index + stream. */
 void tensor_hash(tensor *t, uint64_t stream, double factor);
