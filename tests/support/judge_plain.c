@@ -7,8 +7,6 @@
 #include <math.h>
 #include <stdlib.h>
 
-const double plain_unwritten = 12345.6789;
-
 typedef struct span {
     int64_t nq, nk;         /* of this sequence */
     int64_t q_batch, q_row; /* where its first query is */
@@ -316,7 +314,7 @@ static plain new_outputs(const sample *t)
         p.out[x] = doubles(count);
         /* Sums over sequences: whole from the start. */
         for (int64_t n = 0; n < count; n++)
-            p.out[x][n] = x >= DMASK ? 0.0 : plain_unwritten;
+            p.out[x][n] = x >= DMASK ? 0.0 : tensor_blank;
     }
     return p;
 }

@@ -6,12 +6,10 @@
 #include "support/judge_sample.h"
 
 /* The outputs of a sample as contiguous double arrays in the shape of its tensors; NULL where the sample
- * has no such output. Elements that the definition leaves unwritten hold plain_unwritten. */
+ * has no such output. Elements that the definition leaves unwritten hold tensor_blank. */
 typedef struct plain {
     double *out[ROLES];
 } plain;
-
-extern const double plain_unwritten;
 
 plain plain_attention(const sample *t);
 void plain_free(plain *p);

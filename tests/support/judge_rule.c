@@ -5,21 +5,32 @@
 #include "support/judge_plain.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 /* Past this many multiplications the plain definition is too slow to ask. */
 static const double PLAIN_COST = 4e6;
 
-#define FOR_EACH_AT(t)                                       \
-    for (int64_t b = 0; b < (t)->view.shape[0]; b++)         \
-        for (int64_t h = 0; h < (t)->view.shape[1]; h++)     \
-            for (int64_t n = 0; n < (t)->view.shape[2]; n++) \
-                for (int64_t d = 0; d < (t)->view.shape[3]; d++)
-
 static bool same_kind(double a, double b)
 {
+    if (a == tensor_blank || b == tensor_blank) return a == b;
     if (isnan(a) || isnan(b)) return isnan(a) && isnan(b);
     if (isinf(a) || isinf(b)) return a == b;
     return true;
+}
+
+static bool counts(double a) { return isfinite(a) && a != tensor_blank; }
+
+/* "dq[0,1,7,3] is ..." */
+static void complain(const sample *t, role r, int64_t flat, const char *where,
+                     const double is_must[2], const char *repro)
+{
+    const int64_t *n = t->t[r]->view.shape;
+    const double is = is_must[0], must = is_must[1];
+    fail_msg("%s: %s[%lld,%lld,%lld,%lld] is %.17g%s, must be %.17g%s\n  %s\n  %s", where,
+             role_name[r], (long long)(flat / n[3] / n[2] / n[1]),
+             (long long)(flat / n[3] / n[2] % n[1]), (long long)(flat / n[3] % n[2]),
+             (long long)(flat % n[3]), is, is == tensor_blank ? " (unwritten)" : "", must,
+             must == tensor_blank ? " (unwritten)" : "", sample_text(t), repro);
 }
 
 /* ---- oracle against definition ---- */
@@ -32,65 +43,22 @@ static void check_oracle(const sample *t, const char *repro)
         if (!p.out[r]) continue;
         /* dsink is f32 even here; the rest is double. */
         const double unit = t->t[r]->view.dtype == FFPA_F64 ? 1e-11 : 3e-7;
+        const int64_t count = tensor_volume(t->t[r]);
         const double *want = p.out[r];
-        double largest = 1.0;
-        for (int64_t n = 0; n < tensor_volume(t->t[r]); n++) {
-            if (isfinite(want[n]) && want[n] != plain_unwritten && fabs(want[n]) > largest)
-                largest = fabs(want[n]);
+        double *is = tensor_doubles(t->t[r]), largest = 1.0;
+        for (int64_t n = 0; n < count; n++) {
+            if (counts(want[n]) && fabs(want[n]) > largest) largest = fabs(want[n]);
         }
-        FOR_EACH_AT(t->t[r])
-        {
-            const double is = tensor_at(t->t[r], b, h, n, d), must = *want++;
-            const bool unwritten = tensor_poisoned(t->t[r], b, h, n, d);
-            if (unwritten ? must == plain_unwritten
-                          : same_kind(is, must) && !(fabs(is - must) > unit * largest))
-                continue;
-            fail_msg(
-                "oracle: %s[%lld,%lld,%lld,%lld] is %.17g%s, by definition %.17g\n  %s\n  %s",
-                role_name[r], (long long)b, (long long)h, (long long)n, (long long)d, is,
-                unwritten ? " (unwritten)" : "", must, sample_text(t), repro);
+        for (int64_t n = 0; n < count; n++) {
+            if (!same_kind(is[n], want[n]) || fabs(is[n] - want[n]) > unit * largest)
+                complain(t, (role)r, n, "oracle", (double[]){is[n], want[n]}, repro);
         }
+        free(is);
     }
     plain_free(&p);
 }
 
 /* ---- path against oracle ---- */
-
-typedef struct distance {
-    double worst;      /* largest absolute difference from the oracle */
-    double difference; /* sums of squares, for the relative error */
-    double norm;
-} distance;
-
-static distance measure(const tensor *out, const tensor *oracle)
-{
-    distance m = {0.0, 0.0, 0.0};
-    FOR_EACH_AT(out)
-    {
-        const double a = tensor_at(out, b, h, n, d), r = tensor_at(oracle, b, h, n, d);
-        if (!isfinite(a) || !isfinite(r)) continue;
-        if (fabs(a - r) > m.worst) m.worst = fabs(a - r);
-        m.difference += (a - r) * (a - r);
-        m.norm += r * r;
-    }
-    return m;
-}
-
-static void check_pattern(const tensor *out, const tensor *oracle, const char *name,
-                          const char *where, const char *text)
-{
-    FOR_EACH_AT(out)
-    {
-        const double a = tensor_at(out, b, h, n, d), r = tensor_at(oracle, b, h, n, d);
-        const bool blank = tensor_poisoned(out, b, h, n, d);
-        if (blank == tensor_poisoned(oracle, b, h, n, d) &&
-            same_kind(a, tensor_round(out->view.dtype, r)))
-            continue;
-        fail_msg("%s: %s[%lld,%lld,%lld,%lld] is %g%s, the oracle has %g\n  %s", where, name,
-                 (long long)b, (long long)h, (long long)n, (long long)d, a,
-                 blank ? " (unwritten)" : "", r, text);
-    }
-}
 
 /* The oracle's and the naive path's run of a sample. */
 typedef struct yardstick {
@@ -98,17 +66,46 @@ typedef struct yardstick {
     const char *repro;
 } yardstick;
 
+typedef struct distance {
+    double worst;    /* largest absolute difference from the oracle */
+    double relative; /* ||out - oracle|| / ||oracle|| */
+} distance;
+
+static distance measure(const double *out, const double *oracle, int64_t count)
+{
+    double worst = 0.0, difference = 0.0, norm = 0.0;
+    for (int64_t n = 0; n < count; n++) {
+        if (!counts(out[n]) || !counts(oracle[n])) continue;
+        const double d = out[n] - oracle[n];
+        if (fabs(d) > worst) worst = fabs(d);
+        difference += d * d;
+        norm += oracle[n] * oracle[n];
+    }
+    return (distance){worst, sqrt(difference / (norm > 0.0 ? norm : 1.0))};
+}
+
 static void check_output(const sample *t, const yardstick *y, role r, const char *where)
 {
-    if (!t->t[r]) return;
-    check_pattern(t->t[r], y->oracle->t[r], role_name[r], where, sample_text(t));
-    const distance is = measure(t->t[r], y->oracle->t[r]);
-    const double naive = measure(y->naive->t[r], y->oracle->t[r]).worst;
-    const double bound = (r <= LSE ? 2.0 : 3.0) * naive + 1e-5;
-    if (is.worst <= bound) return;
-    fail_msg("%s: %s off by %.3g (relative L2 %.3g), allowed %.3g (naive %.3g)\n  %s\n  %s",
-             where, role_name[r], is.worst, sqrt(is.difference / is.norm), bound, naive,
-             sample_text(t), y->repro);
+    if (!t->t[r] || (r >= DQ && !t->spec.backward)) return;
+    const int64_t count = tensor_volume(t->t[r]);
+    double *out = tensor_doubles(t->t[r]), *oracle = tensor_doubles(y->oracle->t[r]);
+    double *naive = tensor_doubles(y->naive->t[r]);
+    for (int64_t n = 0; n < count; n++) {
+        const double must = oracle[n] == tensor_blank
+                                ? oracle[n]
+                                : tensor_round(t->t[r]->view.dtype, oracle[n]);
+        if (!same_kind(out[n], must))
+            complain(t, r, n, where, (double[]){out[n], must}, y->repro);
+    }
+    const distance is = measure(out, oracle, count), yard = measure(naive, oracle, count);
+    const double bound = (r <= LSE ? 2.0 : 3.0) * yard.worst + 1e-5;
+    if (is.worst > bound)
+        fail_msg("%s: %s off by %.3g (relative L2 %.3g), allowed %.3g (naive %.3g)\n  %s\n  %s",
+                 where, role_name[r], is.worst, is.relative, bound, yard.worst, sample_text(t),
+                 y->repro);
+    free(out);
+    free(oracle);
+    free(naive);
 }
 
 static void must(ffpa_status status, const sample *t, const char *where, const char *repro)
@@ -125,18 +122,16 @@ static void run_both(sample *t, ffpa_context *ctx, const char *where, const char
 }
 
 /* Rows appended to a cache must be copies of what was handed in. */
-static void check_cache(const sample *t, const sample *oracle, const char *where)
+static void check_cache(const sample *t, const yardstick *y, const char *where)
 {
     for (int r = K; r <= (int)V && t->t[K_NEW]; r++) {
-        FOR_EACH_AT(t->t[r])
-        {
-            const double is = tensor_at(t->t[r], b, h, n, d),
-                         must_be = tensor_at(oracle->t[r], b, h, n, d);
-            if (is == must_be || (isnan(is) && isnan(must_be))) continue;
-            fail_msg("%s: cache %s[%lld,%lld,%lld,%lld] is %g, the oracle has %g\n  %s", where,
-                     role_name[r], (long long)b, (long long)h, (long long)n, (long long)d, is,
-                     must_be, sample_text(t));
+        double *is = tensor_doubles(t->t[r]), *must_be = tensor_doubles(y->oracle->t[r]);
+        for (int64_t n = 0; n < tensor_volume(t->t[r]); n++) {
+            if (is[n] != must_be[n] && !(isnan(is[n]) && isnan(must_be[n])))
+                complain(t, (role)r, n, where, (double[]){is[n], must_be[n]}, y->repro);
         }
+        free(is);
+        free(must_be);
     }
 }
 
@@ -145,7 +140,7 @@ static void check_path(sample *t, const judge_path *p, const yardstick *y)
     run_both(t, p->ctx, p->name, y->repro);
     for (int r = O; r < ROLES; r++)
         check_output(t, y, (role)r, p->name);
-    check_cache(t, y->oracle, p->name);
+    check_cache(t, y, p->name);
 }
 
 static void judge(sample *t, const judge_path *first, int count, const char *repro)

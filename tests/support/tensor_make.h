@@ -23,8 +23,8 @@ typedef struct tensor {
     ffpa_tensor view;      /* what the library gets */
     unsigned char *memory; /* everything, poison included */
     unsigned char *owned;  /* one flag per element of memory: part of the view */
-    size_t elements;
-    bool mapped; /* memory is a sparse mapping without guards */
+    size_t elements, size; /* of memory; bytes of one */
+    bool mapped;           /* memory is a sparse mapping without guards */
 } tensor;
 
 /* A tensor full of poison (every byte 0xff, a NaN in each floating dtype). Never fails: out of memory
@@ -40,6 +40,11 @@ tensor *tensor_columns(tensor *of, int64_t columns);
 
 /* Contiguous copy of the values in another dtype; poison stays poison. */
 tensor *tensor_copy(const tensor *t, int32_t dtype);
+
+/* The values in logical order, tensor_blank where there is still poison. The caller frees them. */
+double *tensor_doubles(const tensor *t);
+
+extern const double tensor_blank;
 
 void tensor_free(tensor *t); /* NULL is fine */
 

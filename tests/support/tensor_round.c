@@ -43,11 +43,17 @@ double tensor_ulp(int32_t dtype)
 /* Round to `bits` significant bits, exponents below `lowest` being subnormal, above `largest` infinite. */
 static double round_to(double x, int bits, int lowest, double largest)
 {
-    if (!isfinite(x) || x == 0.0) return x;
-    const int e = ilogb(x) < lowest ? lowest : ilogb(x);
-    const double unit = ldexp(1.0, e - (bits - 1));
-    const double y = nearbyint(x / unit) * unit;
-    return fabs(y) > largest ? copysign(INFINITY, x) : y;
+    uint64_t word;
+    memcpy(&word, &x, 8);
+    int e = (int)(word >> 52 & 0x7ff) - 1023;
+    if (e == 1024 || x == 0.0) return x;
+    if (e < lowest) e = lowest;
+    /* Adding 1.5 * 2^(52 + e - (bits - 1)) leaves just the wanted bits, rounded to nearest even. */
+    word = (uint64_t)(1023 + 52 + e - (bits - 1)) << 52 | (uint64_t)1 << 51;
+    double shift;
+    memcpy(&shift, &word, 8);
+    const double y = (x + shift) - shift;
+    return fabs(y) > largest ? copysign((double)INFINITY, x) : copysign(y, x);
 }
 
 double tensor_round(int32_t dtype, double value)
@@ -66,18 +72,23 @@ static uint16_t f16_bits(double value)
     const unsigned sign = signbit(y) ? 0x8000u : 0u;
     if (isnan(y)) return (uint16_t)(sign | 0x7e00u);
     if (isinf(y)) return (uint16_t)(sign | 0x7c00u);
-    if (fabs(y) < 0x1p-14) return (uint16_t)(sign | (unsigned)ldexp(fabs(y), 24));
-    const int e = ilogb(y);
-    const unsigned fraction = (unsigned)ldexp(fabs(y), 10 - e) - 1024u;
-    return (uint16_t)(sign | (unsigned)(e + 15) << 10 | fraction);
+    if (fabs(y) < 0x1p-14) return (uint16_t)(sign | (unsigned)(fabs(y) * 0x1p24));
+    uint64_t word;
+    memcpy(&word, &y, 8);
+    const unsigned e = (unsigned)(word >> 52 & 0x7ff) - 1023 + 15;
+    return (uint16_t)(sign | e << 10 | (unsigned)(word >> 42 & 1023));
 }
 
 static double f16_value(uint16_t bits)
 {
     const double sign = bits & 0x8000u ? -1.0 : 1.0;
-    const int e = bits >> 10 & 31, fraction = bits & 1023;
+    const unsigned e = bits >> 10 & 31, fraction = bits & 1023;
     if (e == 31) return fraction ? (double)NAN : sign * (double)INFINITY;
-    return sign * (e ? ldexp(1024 + fraction, e - 25) : ldexp(fraction, -24));
+    if (e == 0) return sign * fraction * 0x1p-24;
+    const uint64_t word = (uint64_t)(e - 15 + 1023) << 52 | (uint64_t)fraction << 42;
+    double magnitude;
+    memcpy(&magnitude, &word, 8);
+    return sign * magnitude;
 }
 
 double tensor_load(int32_t dtype, const unsigned char *at)
