@@ -27,8 +27,8 @@ static void thirty_runs(const setting *s)
     t->f.flags = FFPA_DETERMINISTIC;
     sample *first = sample_copy(t, 0);
     run(first, s->path->ctx);
-    const int runs =
-        s->path->slow || judge_quick() || strstr(s->path->name, "portable") ? 3 : 30;
+    const bool few = s->path->slow || judge_quick() || strstr(s->path->name, "portable");
+    const int runs = s->path->slow ? 2 : few ? 3 : 30;
     for (int n = 1; n < runs; n++) {
         run(t, s->path->ctx);
         expect_same_outputs(t, first, s);
@@ -70,7 +70,7 @@ static void thread_counts(const setting *s)
         run(first, one);
         ffpa_context_destroy(one);
         const int counts[] = {2, 3, 8};
-        for (size_t x = 0; x < COUNT(counts); x++) {
+        for (size_t x = s->path->slow ? 2 : 0; x < COUNT(counts); x++) {
             ffpa_context *many = judge_context(s->path->backend, s->path->isa, counts[x]);
             run(t, many);
             expect_same_outputs(t, first, s);
