@@ -133,7 +133,8 @@ typedef void (*ffpa_log_fn)(void *user, ffpa_log_level level, const char *line);
  * zero are taken from the environment where a variable is named: it is read once, at creation. */
 typedef struct ffpa_context_options {
     size_t struct_size;
-    const char *backend; /* "auto" (default), "cpu", "reference", "naive"; FFPA_BACKEND */
+    const char *backend; /* "auto" (default: by where the tensors are), "cuda", "cpu", "reference",
+                            "naive"; FFPA_BACKEND */
     const char *cpu_isa; /* "auto" (default), "avx512", "avx2", "portable"; FFPA_CPU_ISA */
     int32_t policy;      /* ffpa_policy */
     int32_t threads;     /* CPU threads; 0 = one per processor this process may use; FFPA_THREADS */
@@ -142,12 +143,17 @@ typedef struct ffpa_context_options {
     void *alloc_user;
     ffpa_log_fn log; /* may be called from any thread that uses the context */
     void *log_user;
+    const char *cache_dir;  /* compiled GPU kernels; FFPA_CACHE_DIR, else $XDG_CACHE_HOME/ffpa, else ~/.cache/ffpa */
+    const char *cache_mode; /* "on" (default), "read-only", "off"; FFPA_CACHE */
+    const char *nvrtc_path; /* NVIDIA's run-time compiler: its library, its folder or a Python prefix;
+                               default: look around; FFPA_NVRTC */
 } ffpa_context_options;
 
 /* Create a context: thread pool (started at first use), plan cache, policy.
  *
  * reads    options (NULL = all defaults), environment    writes  *context (NULL on failure)
- * errors   E_INVALID unknown backend or ISA name, negative threads, half an allocator
+ * errors   E_INVALID unknown backend, ISA or cache mode name, negative threads, half an allocator
+ *          E_NO_DEVICE backend "cuda" was asked for, and there is no driver or GPU
  *          E_UNSUPPORTED this processor lacks the ISA asked for
  *          E_OUT_OF_MEMORY, E_NEWER
  * cost     microseconds; create one and share it
@@ -440,8 +446,11 @@ FFPA_API ffpa_status ffpa_explain(ffpa_context *context, const ffpa_problem *pro
  * context. Never NULL. Any thread. */
 FFPA_API const char *ffpa_context_describe(const ffpa_context *context);
 
-/* Compile the kernels of a problem for a GPU architecture ("sm_90a") into a directory, without a GPU.
- * This version has no GPU backend and answers E_UNSUPPORTED. Any thread. */
+/* Compile the kernels of a problem for a GPU architecture ("sm_80", "sm_89", "sm_90a", "sm_100a",
+ * "sm_120a", ...) into a directory, without a GPU. The directory may be copied anywhere and used as
+ * cache_dir, with or without a compiler there. Kernels that it already holds are left alone.
+ * errors   E_INVALID arch or directory; E_COMPILE no compiler, or it failed; E_UNSUPPORTED
+ * cost     a second or two for each kernel    threads  any */
 FFPA_API ffpa_status ffpa_prebuild(ffpa_context *context, const ffpa_problem *problem,
                                    const char *arch, const char *directory);
 

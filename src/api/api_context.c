@@ -4,16 +4,19 @@
 #include "cpu/cpu_backend.h"
 #include "cpu/isa.h"
 #include "cpu/ref.h"
+#include "cuda/cuda_backend.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char *const FN = "ffpa_context_create";
-enum { OPTIONS_V01 = 72, MAX_THREADS = 1024 };
+enum { OPTIONS_V01 = 96, MAX_THREADS = 1024 };
 _Static_assert(sizeof(ffpa_context_options) == OPTIONS_V01, "ABI: ffpa_context_options");
 
-static const backend *const BACKENDS[] = {&cpu_backend, &reference_backend, &naive_backend};
+static const backend *const BACKENDS[] = {&cuda_backend, &cpu_backend, &reference_backend,
+                                          &naive_backend};
 enum { BACKEND_COUNT = sizeof BACKENDS / sizeof BACKENDS[0] };
 
 /* An option, or else an environment variable that is set and not empty. */
@@ -48,8 +51,8 @@ static ffpa_status choose_backend(ffpa_context *ctx, const ffpa_context_options 
     if (!name || strcmp(name, "auto") == 0) return FFPA_OK;
     for (int i = 0; i < BACKEND_COUNT; i++)
         if (strcmp(name, BACKENDS[i]->name) == 0) ctx->only = BACKENDS[i];
-    CHECK(ctx->only, FFPA_E_INVALID, "%s: backend=%.40s is none of auto, cpu, reference, naive",
-          FN, name);
+    CHECK(ctx->only, FFPA_E_INVALID,
+          "%s: backend=%.40s is none of auto, cuda, cpu, reference, naive", FN, name);
     return FFPA_OK;
 }
 
@@ -67,6 +70,68 @@ static ffpa_status read_options(ffpa_context *ctx, const ffpa_context_options *o
     TRY(choose_backend(ctx, o));
     TRY(read_threads(o, threads));
     return isa_by_name(option_or_env(o->cpu_isa, "FFPA_CPU_ISA"), FN, &ctx->isa);
+}
+
+/* ---- CUDA: nothing is opened here unless that backend was asked for by name ------------------- */
+
+static ffpa_status read_cache_mode(const ffpa_context_options *o, jit_mode *mode)
+{
+    const char *name = option_or_env(o->cache_mode, "FFPA_CACHE");
+    *mode = JIT_ON;
+    if (!name || strcmp(name, "on") == 0) return FFPA_OK;
+    CHECK(strcmp(name, "read-only") == 0 || strcmp(name, "off") == 0, FFPA_E_INVALID,
+          "%s: cache_mode (FFPA_CACHE) '%.40s' is none of on, read-only, off", FN, name);
+    *mode = strcmp(name, "off") == 0 ? JIT_OFF : JIT_READ_ONLY;
+    return FFPA_OK;
+}
+
+/* The cache's folder by option, environment or convention; "" when there is nowhere to put it. */
+static void find_cache_folder(const ffpa_context_options *o, char out[DISK_PATH])
+{
+    const char *given = option_or_env(o->cache_dir, "FFPA_CACHE_DIR");
+    const char *xdg = option_or_env(NULL, "XDG_CACHE_HOME"),
+               *home = option_or_env(NULL, "HOME");
+    int n = 0;
+    if (given)
+        n = snprintf(out, DISK_PATH, "%s", given);
+    else if (xdg)
+        n = snprintf(out, DISK_PATH, "%s/ffpa", xdg);
+    else if (home)
+        n = snprintf(out, DISK_PATH, "%s/.cache/ffpa", home);
+    if (n <= 0 || n >= DISK_PATH) out[0] = 0;
+}
+
+/* Python prefixes where pip may have put the compiler: the active environment's, the running
+ * interpreter's, the user's, the system's. */
+static void find_prefixes(char *out, size_t bytes)
+{
+    char program[DISK_PATH] = "";
+    const char *venv = option_or_env(NULL, "VIRTUAL_ENV"),
+               *conda = option_or_env(NULL, "CONDA_PREFIX");
+    const char *home = option_or_env(NULL, "HOME");
+    const ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+    program[n > 0 ? n : 0] = 0;
+    for (int up = 0; up < 2; up++) { /* PREFIX/bin/python3 -> PREFIX */
+        char *slash = strrchr(program, '/');
+        if (slash) *slash = 0;
+    }
+    snprintf(out, bytes, "%s:%s:%s:%s%s:/usr/local:/usr", venv ? venv : "", conda ? conda : "",
+             program, home ? home : "", home ? "/.local" : "");
+}
+
+static ffpa_status open_cuda(ffpa_context *ctx, const ffpa_context_options *o)
+{
+    char folder[DISK_PATH] = "", prefixes[3 * DISK_PATH];
+    cuda_settings s = {.libs = &dynlib_system,
+                       .files = EMBEDDED_KERNELS,
+                       .cache_dir = folder,
+                       .prefixes = prefixes};
+    TRY(read_cache_mode(o, &s.mode));
+    find_cache_folder(o, folder);
+    find_prefixes(prefixes, sizeof prefixes);
+    s.nvrtc_path = option_or_env(o->nvrtc_path, "FFPA_NVRTC");
+    TRY(cuda_context_new(ctx, &s, &ctx->cuda));
+    return ctx->only == &cuda_backend ? cuda_open_driver(ctx->cuda) : FFPA_OK;
 }
 
 ffpa_status ffpa_context_create(const ffpa_context_options *options, ffpa_context **context)
@@ -89,6 +154,11 @@ ffpa_status ffpa_context_create(const ffpa_context_options *options, ffpa_contex
         return fail(FFPA_E_OUT_OF_MEMORY, "%s: no memory for the thread pool or the plan cache",
                     FN);
     }
+    const ffpa_status status = open_cuda(ctx, &o);
+    if (status != FFPA_OK) {
+        ffpa_context_destroy(ctx);
+        return status;
+    }
     snprintf(ctx->describe, sizeof ctx->describe,
              "ffpa %d.%d.%d backend=%s isa=%s threads=%d policy=%s", FFPA_VERSION_MAJOR,
              FFPA_VERSION_MINOR, FFPA_VERSION_PATCH, ctx->only ? ctx->only->name : "auto",
@@ -103,6 +173,7 @@ void ffpa_context_destroy(ffpa_context *context)
 {
     if (!context) return;
     plan_cache_free(context->plans);
+    cuda_context_free(context->cuda);
     pool_free(context->pool);
     const allocator a = context->alloc;
     mem_free(&a, context);

@@ -1,5 +1,6 @@
 /* api_plan.c - asking before calling, and calling with planning hoisted out. */
 #include "api/api.h"
+#include "cuda/cuda_backend.h"
 
 #include <string.h>
 
@@ -63,6 +64,7 @@ ffpa_status ffpa_explain(ffpa_context *context, const ffpa_problem *problem_aske
     TRY(check_report(report, __func__));
     TRY(params_read(&ask, sizeof ask, PROBLEM_V01, problem_asked, __func__, "problem"));
     TRY(problem_of_ask(&p, &ask, __func__));
+    if (context->only && context->only->on_device) problem_move(&p, FFPA_CUDA(0));
     return explain(context, &p, report, __func__);
 }
 
@@ -94,12 +96,21 @@ ffpa_status ffpa_plan_backward(ffpa_context *context, const ffpa_backward_params
 
 void ffpa_plan_destroy(ffpa_plan *plan) { plan_release(plan); }
 
+/* Strides may differ from the planned ones, and on a device they decide which kernel serves: then the
+ * plan for the other kind of strides runs, from the cache or made now. */
 static ffpa_status run_planned(const ffpa_plan *plan, const call *c, const problem *p,
                                const char *fn)
 {
-    CHECK(memcmp(&plan->prob, p, sizeof *p) == 0, FFPA_E_INVALID,
+    problem planned = plan->prob;
+    ffpa_plan *other;
+    planned.aligned = p->aligned;
+    CHECK(memcmp(&planned, p, sizeof *p) == 0, FFPA_E_INVALID,
           "%s: params differ from the planned ones in more than pointers and strides", fn);
-    return plan_run(plan, c, fn);
+    if (plan->prob.aligned == p->aligned) return plan_run(plan, c, fn);
+    TRY(plan_get(plan->ctx, p, fn, &other));
+    const ffpa_status status = plan_run(other, c, fn);
+    plan_release(other);
+    return status;
 }
 
 ffpa_status ffpa_plan_run_forward(const ffpa_plan *plan, const ffpa_forward_params *params)
@@ -133,8 +144,14 @@ ffpa_status ffpa_plan_report(const ffpa_plan *plan, ffpa_report *report)
 ffpa_status ffpa_prebuild(ffpa_context *context, const ffpa_problem *problem_asked,
                           const char *arch, const char *directory)
 {
-    (void)context, (void)problem_asked, (void)directory;
-    return fail(FFPA_E_UNSUPPORTED,
-                "%s: arch=%.40s: this version has no GPU backend to compile for", __func__,
-                arch ? arch : "NULL");
+    ffpa_problem ask;
+    problem p;
+    CHECK_GIVEN(context, __func__);
+    CHECK_GIVEN(arch, __func__);
+    CHECK_GIVEN(directory, __func__);
+    CHECK(*directory, FFPA_E_INVALID, "%s: directory is empty", __func__);
+    TRY(params_read(&ask, sizeof ask, PROBLEM_V01, problem_asked, __func__, "problem"));
+    TRY(problem_of_ask(&p, &ask, __func__));
+    problem_move(&p, FFPA_CUDA(0));
+    return cuda_prebuild(context, &p, arch, directory);
 }

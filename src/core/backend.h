@@ -12,6 +12,9 @@ typedef struct backend {
     /* Runs only when asked for by name or when the policy allows slow paths. */
     bool slow;
 
+    /* Its tensors are in device memory; others take host tensors only. */
+    bool on_device;
+
     /* Can it run this problem? true, or false with the reason in `why` (a clause, no full stop). */
     bool (*supports)(const ffpa_context *ctx, const problem *p, char *why, size_t why_bytes);
 

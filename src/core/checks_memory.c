@@ -101,9 +101,10 @@ ffpa_status merge_check(const ffpa_merge_params *m, const char *fn)
                   "%s: %s.shape[%d]=%" PRId64 ", expected %" PRId64, fn, ops[i].name, a,
                   t->shape[a], want);
         }
-        CHECK(t->device == FFPA_HOST, FFPA_E_UNSUPPORTED,
-              "%s: %s.device=%d: this version merges host tensors only", fn, ops[i].name,
-              t->device);
+        CHECK(
+            t->device == m->o_a.device, FFPA_E_INVALID,
+            "%s: %s.device=%d, but o_a.device=%d; all tensors must be on one device (0 = host)",
+            fn, ops[i].name, t->device, m->o_a.device);
         TRY(check_operand(&ops[i], fn));
     }
     /* In place is fine when it is exactly in place: each element is read before it is written. */

@@ -6,6 +6,7 @@
 #include "core/backend.h"
 
 typedef struct plan_cache plan_cache;
+typedef struct cuda_context cuda_context;
 
 /* Vector instruction sets of the fast CPU backend, best last. */
 typedef enum cpu_isa {
@@ -25,6 +26,7 @@ struct ffpa_context {
     const backend *list[MAX_BACKENDS]; /* in order of preference, NULL-terminated */
     cpu_isa isa;                       /* what the fast CPU backend may use */
     plan_cache *plans;
+    cuda_context *cuda; /* the GPU backend's own; nothing in core looks inside */
     ffpa_log_fn log;
     void *log_user;
     char describe[160];

@@ -39,6 +39,8 @@ static const backend *choose(const ffpa_context *ctx, const problem *prob, ffpa_
     for (const backend *const *be = ctx->list; *be; be++) {
         char why[200] = "";
         const char *reason;
+        /* Where the tensors are decides between host and device before anything else. */
+        if (*be != ctx->only && (*be)->on_device != (prob->device != FFPA_HOST)) continue;
         if (!permitted(ctx, *be, &reason)) {
             add_refusal(report, (*be)->name, reason);
             continue;

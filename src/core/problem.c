@@ -95,6 +95,33 @@ static void fill_options(problem *p, const call *c)
     p->row_subset = f->rows != NULL;
 }
 
+/* Does every row start at 16 bytes, its elements side by side? */
+static bool rows_aligned(const ffpa_tensor *t)
+{
+    const int64_t bytes = (int64_t)dtype_bytes(t->dtype);
+    bool aligned = (uintptr_t)t->data % 16 == 0 && (t->stride[3] == 1 || t->shape[3] <= 1);
+    for (int i = 0; i < 3; i++)
+        aligned = aligned && (t->shape[i] <= 1 || t->stride[i] * bytes % 16 == 0);
+    return aligned;
+}
+
+static int32_t dtype_if_given(const ffpa_tensor *t) { return tensor_given(t) ? t->dtype : 0; }
+
+static void fill_gradients(problem *p, const ffpa_backward_params *g)
+{
+    p->outputs = (tensor_given(&g->dq) ? OUT_DQ : 0u) | (tensor_given(&g->dk) ? OUT_DK : 0u) |
+                 (tensor_given(&g->dv) ? OUT_DV : 0u) |
+                 (tensor_given(&g->dmask) ? OUT_DMASK : 0u) |
+                 (tensor_given(&g->dsink) ? OUT_DSINK : 0u);
+    p->dlse = tensor_given(&g->dlse);
+    p->dout_dtype = g->dout.dtype;
+    p->dq_dtype = dtype_if_given(&g->dq);
+    p->dk_dtype = dtype_if_given(&g->dk);
+    p->dv_dtype = dtype_if_given(&g->dv);
+    p->dmask_dtype = dtype_if_given(&g->dmask);
+    p->workspace_limit_bytes = g->workspace_limit_bytes;
+}
+
 ffpa_status problem_of_call(problem *p, const call *c, const char *fn)
 {
     TRY(call_check(c, fn));
@@ -108,15 +135,12 @@ ffpa_status problem_of_call(problem *p, const call *c, const char *fn)
     p->o_dtype = c->f.o.dtype;
     p->outputs = tensor_given(&c->f.lse) ? OUT_LSE : 0u;
     p->workspace_limit_bytes = c->f.workspace_limit_bytes;
-    if (c->op == FFPA_BACKWARD) {
-        const ffpa_backward_params *g = &c->g;
-        p->outputs =
-            (tensor_given(&g->dq) ? OUT_DQ : 0u) | (tensor_given(&g->dk) ? OUT_DK : 0u) |
-            (tensor_given(&g->dv) ? OUT_DV : 0u) | (tensor_given(&g->dmask) ? OUT_DMASK : 0u) |
-            (tensor_given(&g->dsink) ? OUT_DSINK : 0u);
-        p->dlse = tensor_given(&g->dlse);
-        p->workspace_limit_bytes = g->workspace_limit_bytes;
-    }
+    if (c->op == FFPA_BACKWARD) fill_gradients(p, &c->g);
+    if (p->device != FFPA_HOST)
+        p->aligned = (rows_aligned(&c->f.q) ? ALIGNED_Q : 0u) |
+                     (rows_aligned(&c->f.k) ? ALIGNED_K : 0u) |
+                     (rows_aligned(&c->f.v) ? ALIGNED_V : 0u) |
+                     (c->op == FFPA_BACKWARD && rows_aligned(&c->g.dout) ? ALIGNED_DOUT : 0u);
     if (p->workspace_limit_bytes == 0) p->workspace_limit_bytes = (uint64_t)1 << 30;
     return ask_check(&p->ask, fn);
 }
@@ -164,6 +188,19 @@ ffpa_status problem_of_ask(problem *p, const ffpa_problem *ask, const char *fn)
     if (ask->page) p->sources = CACHE_LENGTHS | CACHE_PAGED;
     p->workspace_limit_bytes = (uint64_t)1 << 30;
     return FFPA_OK;
+}
+
+void problem_move(problem *p, int32_t device)
+{
+    const ffpa_problem *a = &p->ask;
+    const int64_t bytes = (int64_t)dtype_bytes(a->dtype);
+    p->device = device;
+    p->aligned = (a->d * bytes % 16 == 0 ? (uint32_t)(ALIGNED_Q | ALIGNED_K) : 0u) |
+                 (a->dv * bytes % 16 == 0 ? (uint32_t)ALIGNED_V : 0u);
+    if (a->op != FFPA_BACKWARD) return;
+    if (p->aligned & ALIGNED_V) p->aligned |= ALIGNED_DOUT;
+    p->dout_dtype = p->dq_dtype = p->dk_dtype = p->dv_dtype = a->dtype;
+    p->dmask_dtype = p->outputs & OUT_DMASK ? a->mask_dtype : 0;
 }
 
 /* ---- causal and window ------------------------------------------------------------------------ */

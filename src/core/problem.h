@@ -13,6 +13,9 @@ enum { OUT_LSE = 1, OUT_DQ = 2, OUT_DK = 4, OUT_DV = 8, OUT_DMASK = 16, OUT_DSIN
 /* Where lengths come from. */
 enum { VARLEN_Q = 1, VARLEN_K = 2, CACHE_LENGTHS = 4, CACHE_PAGED = 8 };
 
+/* Tensors whose rows all start at 16 bytes and are dense: what wide copies need. */
+enum { ALIGNED_Q = 1, ALIGNED_K = 2, ALIGNED_V = 4, ALIGNED_DOUT = 8 };
+
 /* A problem and what planning needs besides. All bytes are significant (it is hashed): make one with
  * problem_of_call or problem_of_ask, which zero it first. */
 typedef struct problem {
@@ -23,7 +26,9 @@ typedef struct problem {
     int32_t device;               /* FFPA_HOST or FFPA_CUDA(i) */
     int32_t dlse, dropping;       /* 0 or 1: dlse given; dropout struct given */
     int32_t new_keys, row_subset; /* 0 or 1 */
-    int64_t total_q, total_k;     /* rows of q and k over all sequences (B * N when dense) */
+    uint32_t aligned; /* ALIGNED_*; 0 for host tensors, whose paths do not differ by it */
+    int32_t dout_dtype, dq_dtype, dk_dtype, dv_dtype, dmask_dtype; /* 0 = absent */
+    int64_t total_q, total_k; /* rows of q and k over all sequences (B * N when dense) */
     uint64_t workspace_limit_bytes;
 } problem;
 
@@ -33,6 +38,9 @@ ffpa_status problem_of_call(problem *p, const call *c, const char *fn);
 
 /* The problem that contiguous host tensors of `ask` would give. */
 ffpa_status problem_of_ask(problem *p, const ffpa_problem *ask, const char *fn);
+
+/* The same problem with its contiguous tensors on a device. */
+void problem_move(problem *p, int32_t device);
 
 /* Floating-point operations over valid pairs, and bytes with each input read and output written once.
  * Lengths that only the device knows count as their longest. */

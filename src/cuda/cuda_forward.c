@@ -1,0 +1,267 @@
+/* cuda_forward.c - plan and run of the forward pass. */
+#include "cuda/cuda_forward.h"
+
+#include "common/args.h"
+#include "common/shapes.h"
+#include "cuda/cuda_args.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- support ------------------------------------------------------------------------------------- */
+
+static bool refuse(char *why, size_t why_bytes, const char *reason)
+{
+    snprintf(why, why_bytes, "%s", reason);
+    return false;
+}
+
+bool forward_supports(const problem *p, const cuda_device *device, char *why, size_t why_bytes)
+{
+    const ffpa_problem *a = &p->ask;
+    (void)device;
+    if (a->dtype == FFPA_F64)
+        return refuse(why, why_bytes, "f64 runs on the reference backend only");
+    if (p->row_subset)
+        return refuse(why, why_bytes,
+                      "rows: only the reference and naive backends take a subset");
+    if (a->dv == 0 && (p->outputs & OUT_LSE) && p->total_q > 0 && a->hq > 0)
+        return refuse(why, why_bytes, "lse without any column of v (Dv=0)");
+    return args_fit(p, why, why_bytes);
+}
+
+/* ---- tiles --------------------------------------------------------------------------------------- */
+
+/* Tiles in order of preference. `widest` is the largest Dv whose O fits the registers. */
+static const struct {
+    int bm, bn, wm, wn, widest;
+} TILES[] = {{128, 64, 4, 2, 256},  {64, 128, 2, 4, 512},  {64, 64, 2, 4, 512},
+             {32, 128, 1, 8, 1024}, {16, 128, 1, 8, 1024}, {16, 64, 1, 4, 1024}};
+enum {
+    TILE_COUNT = sizeof TILES / sizeof TILES[0],
+    MIN_STAGES = 3,
+    MAX_STAGES = 8,
+    DECODE_ROWS = 16
+};
+
+static int shared_bytes(const ffpa_problem *a, const forward_choice *x)
+{
+    return fwd_shared_bytes((int)a->d, (int)dtype_bytes(a->dtype), x->bm, x->bn, x->wn,
+                            x->stages * x->panels);
+}
+
+/* The first tile that registers and shared memory hold; `rows` query rows share keys. */
+static bool choose_tile(const ffpa_problem *a, const cuda_device *device, int64_t rows,
+                        forward_choice *x)
+{
+    const int64_t wide = a->d > a->dv ? a->d : a->dv;
+    for (int i = 0; i < TILE_COUNT; i++) {
+        if (a->dv > TILES[i].widest || (TILES[i].bm > DECODE_ROWS && rows <= DECODE_ROWS))
+            continue;
+        if (a->dtype == FFPA_F32 && TILES[i].bm > 32) continue;
+        x->bm = TILES[i].bm, x->bn = TILES[i].bn, x->wm = TILES[i].wm, x->wn = TILES[i].wn;
+        x->panels = 1;
+        x->stages = 0;
+        /* Decode waits for memory, so two blocks a processor are better than one with a longer ring. */
+        const bool two =
+            x->bm == DECODE_ROWS && wide <= 512 && device->shared_optin > 160 * 1024;
+        const int room = device->shared_optin / (two ? 2 : 1) - shared_bytes(a, x);
+        x->stages = room / (x->bn * 128);
+        if (x->stages > MAX_STAGES) x->stages = MAX_STAGES;
+        if (x->stages >= MIN_STAGES) return true;
+    }
+    return false;
+}
+
+/* Rows of one tile line: with packing, a sequence has Nq * group of them. */
+static void choose_grid(const problem *p, forward_choice *x)
+{
+    const ffpa_problem *a = &p->ask;
+    const int64_t per_row = x->packed ? a->hq / a->hk : 1;
+    x->heads = (int)(x->packed ? a->hk : a->hq);
+    x->tiles = (int)tile_lines(a->b, a->nq * per_row, p->total_q * per_row,
+                               p->sources & VARLEN_Q, x->bm);
+}
+
+/* Split the keys when there are too few blocks for the processors: each part at least four tiles of keys,
+ * and partial results within the workspace limit. */
+static void choose_splits(const problem *p, const cuda_device *device, forward_choice *x)
+{
+    enum { MIN_TILES = 4, MAX_SPLITS = 256 };
+    const ffpa_problem *a = &p->ask;
+    const int64_t blocks = (int64_t)x->heads * x->tiles;
+    const int64_t key_tiles = (a->nk + x->bn - 1) / x->bn;
+    const uint64_t part = (uint64_t)a->hq * (uint64_t)p->total_q * ((uint64_t)a->dv + 1) * 4;
+    const int64_t wanted = (int64_t)device->sms * (x->bm == DECODE_ROWS ? 2 : 1);
+    int64_t splits = blocks > 0 && blocks < wanted ? wanted / blocks : 1;
+    if (splits > key_tiles / MIN_TILES) splits = key_tiles / MIN_TILES;
+    if (part && (uint64_t)splits > p->workspace_limit_bytes / part)
+        splits = (int64_t)(p->workspace_limit_bytes / part);
+    if (splits > MAX_SPLITS) splits = MAX_SPLITS;
+    x->splits = splits > 1 ? (int)splits : 1;
+}
+
+/* ---- kernels ------------------------------------------------------------------------------------- */
+
+static void set_sequences(variant *v, const problem *p)
+{
+    config_set(v, "VARLEN", macro_varlen(p));
+    config_set(v, "CACHE", macro_cache(p));
+}
+
+static void add_attention(variant_list *list, const problem *p, const cuda_device *device,
+                          const forward_choice *x)
+{
+    const ffpa_problem *a = &p->ask;
+    const uint32_t streamed = ALIGNED_Q | ALIGNED_K | ALIGNED_V;
+    const bool aligned = (p->aligned & streamed) == streamed;
+    char name[112];
+    snprintf(name, sizeof name,
+             "fwd_sm80_%s_d%" PRId64 "v%" PRId64 "_m%dn%ds%d%s%s%s%s%s%s%s%s%s",
+             dtype_name(a->dtype), a->d, a->dv, x->bm, x->bn, x->stages,
+             macro_range(p) ? "_range" : "", a->mask_dtype ? "_mask" : "",
+             a->softcap > 0 ? "_softcap" : "", a->alibi ? "_alibi" : "", a->sink ? "_sink" : "",
+             p->dropping ? "_dropout" : "", macro_varlen(p) ? "_varlen" : "",
+             macro_cache(p) ? "_cache" : "", x->splits > 1 ? "_split" : "");
+    variant *v = variant_add(list, "sm80/fwd_sm80.cuh", device->arch,
+                             (unsigned)shared_bytes(a, x), name);
+    config_set(v, "DTYPE", a->dtype);
+    config_set(v, "O_DTYPE", p->o_dtype);
+    config_set_always(v, "D", a->d);
+    config_set_always(v, "DV", a->dv);
+    config_set(v, "BM", x->bm);
+    config_set(v, "BN", x->bn);
+    config_set(v, "WM", x->wm);
+    config_set(v, "WN", x->wn);
+    config_set(v, "PANELS", x->panels);
+    config_set(v, "STAGES", x->stages);
+    config_set(v, "ALIGNED", aligned);
+    config_set(v, "RANGE", macro_range(p));
+    config_set(v, "MASK", a->mask_dtype);
+    config_set(v, "SOFTCAP", a->softcap > 0);
+    config_set(v, "ALIBI", a->alibi);
+    config_set(v, "SINK", a->sink);
+    config_set(v, "DROPOUT", p->dropping);
+    set_sequences(v, p);
+    config_set(v, "PACK", x->packed);
+    config_set(v, "SPLIT", x->splits > 1);
+}
+
+/* One of the helpers whose only constants are dtypes and where sequences are. */
+static int add_helper(variant_list *list, const problem *p, const cuda_device *device,
+                      const char *file, const char *name)
+{
+    char full[112];
+    snprintf(full, sizeof full, "%s_%s", name, dtype_name(p->ask.dtype));
+    variant *v = variant_add(list, file, device->arch, 0, full);
+    config_set(v, "DTYPE", p->ask.dtype);
+    config_set(v, "O_DTYPE", p->o_dtype);
+    set_sequences(v, p);
+    return list->count - 1;
+}
+
+ffpa_status forward_choose(const problem *p, const cuda_device *device, void *choice,
+                           variant_list *kernels, ffpa_report *report)
+{
+    forward_choice *x = choice;
+    const ffpa_problem *a = &p->ask;
+    *x = (forward_choice){.append = -1, .combine = -1, .splits = 1};
+    x->nothing = p->total_q == 0 || a->hq == 0 || a->dv == 0;
+    const int64_t group = a->hk > 0 ? a->hq / a->hk : 1;
+    x->packed = group > 1 && a->nq <= DECODE_ROWS;
+    if (!x->nothing) {
+        CHECK(choose_tile(a, device, x->packed ? a->nq * group : a->nq, x), FFPA_E_UNSUPPORTED,
+              "cuda: no forward tile for %s D=%" PRId64 " Dv=%" PRId64
+              " fits the %d bytes of shared memory of %s",
+              dtype_name(a->dtype), a->d, a->dv, device->shared_optin, device->arch);
+        choose_grid(p, x);
+        choose_splits(p, device, x);
+        add_attention(kernels, p, device, x);
+        if (x->splits > 1)
+            x->combine = add_helper(kernels, p, device, "any/split_combine.cuh", "combine");
+    }
+    if (p->new_keys) x->append = add_helper(kernels, p, device, "any/append.cuh", "append");
+    if (x->splits > 1) {
+        const size_t rows = (size_t)x->splits * (size_t)a->hq * (size_t)p->total_q;
+        x->lse_part = (rows * (size_t)a->dv * 4 + 255) / 256 * 256;
+        report->workspace_bytes = x->lse_part + rows * 4;
+    }
+    report->tile_q = x->bm;
+    report->tile_k = x->bn;
+    report->tile_d = (int32_t)a->d;
+    report->splits = x->splits;
+    return FFPA_OK;
+}
+
+/* ---- run ------------------------------------------------------------------------------------------- */
+
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+static ffpa_status run_append(const cuda_plan *own, const cuda_kernel *kernel, const call *c,
+                              const k_sequences *seq)
+{
+    append_args args = {.k_new = args_tensor(&c->cache.k_new),
+                        .v_new = args_tensor(&c->cache.v_new),
+                        .k = args_tensor(&c->f.k),
+                        .v = args_tensor(&c->f.v),
+                        .seq = *seq,
+                        .hk = (int)c->f.k.shape[1],
+                        .d = (int)c->f.k.shape[3],
+                        .dv = (int)c->f.v.shape[3]};
+    const int64_t rows = (int64_t)seq->batch * args.hk * seq->new_keys;
+    return cuda_launch(own->device, kernel, c->f.stream, ceil_div(rows, 8), &args);
+}
+
+static ffpa_status run_attention(const cuda_plan *own, const call *c, const k_sequences *seq,
+                                 char *workspace)
+{
+    const forward_choice *x = own->choice;
+    const ffpa_forward_params *f = &c->f;
+    fwd_args args = {.q = args_tensor(&f->q),
+                     .k = args_tensor(&f->k),
+                     .v = args_tensor(&f->v),
+                     .o = args_tensor(&f->o),
+                     .lse = args_tensor(&f->lse),
+                     .seq = *seq,
+                     .scores = args_scores(c),
+                     .dropout = args_dropout(c),
+                     .hq = (int)f->q.shape[1],
+                     .hk = (int)f->k.shape[1],
+                     .tiles = x->tiles,
+                     .splits = x->splits};
+    args.group = args.hq / args.hk;
+    if (x->splits > 1) {
+        args.o_part = (float *)(void *)workspace;
+        args.lse_part = (float *)(void *)(workspace + x->lse_part);
+    }
+    const int64_t blocks = (int64_t)x->splits * x->heads * x->tiles;
+    return cuda_launch(own->device, own->kernels[0], f->stream, blocks, &args);
+}
+
+static ffpa_status run_combine(const cuda_plan *own, const call *c, const k_sequences *seq,
+                               char *workspace)
+{
+    const forward_choice *x = own->choice;
+    combine_args args = {.o_part = (const float *)(void *)workspace,
+                         .lse_part = (const float *)(void *)(workspace + x->lse_part),
+                         .o = args_tensor(&c->f.o),
+                         .lse = args_tensor(&c->f.lse),
+                         .seq = *seq,
+                         .hq = (int)c->f.q.shape[1],
+                         .splits = x->splits,
+                         .dv = (int)c->f.v.shape[3]};
+    return cuda_launch(own->device, own->kernels[x->combine], c->f.stream,
+                       ceil_div(args.hq * seq->total_q, 8), &args);
+}
+
+ffpa_status forward_run(const ffpa_plan *plan, const cuda_plan *own, const call *c,
+                        char *workspace)
+{
+    const forward_choice *x = own->choice;
+    const k_sequences seq = args_sequences(&plan->prob, c);
+    if (x->append >= 0) TRY(run_append(own, own->kernels[x->append], c, &seq));
+    if (x->nothing) return FFPA_OK;
+    TRY(run_attention(own, c, &seq, workspace));
+    return x->combine >= 0 ? run_combine(own, c, &seq, workspace) : FFPA_OK;
+}

@@ -1,0 +1,38 @@
+/* families.c - the table, and asking it. */
+#include "cuda/families.h"
+
+#include "cuda/cuda_forward.h"
+
+#include <stdio.h>
+#include <string.h>
+
+const family FAMILIES[] = {
+    {"sm80", FFPA_FORWARD, 80, 999, forward_supports, sizeof(forward_choice), forward_choose,
+     forward_run},
+    {NULL, FFPA_FORWARD, 0, 0, NULL, 0, NULL, NULL},
+};
+
+static void add_reason(char *why, size_t why_bytes, const char *name, const char *reason)
+{
+    const size_t used = strlen(why);
+    snprintf(why + used, why_bytes - used, "%s%s: %s", used ? "; " : "", name, reason);
+}
+
+const family *family_for(const problem *p, const cuda_device *device, char *why,
+                         size_t why_bytes)
+{
+    if (why_bytes) why[0] = 0;
+    for (const family *f = FAMILIES; f->name; f++) {
+        char reason[160] = "";
+        if (f->op != (ffpa_op)p->ask.op) continue;
+        if (device->cc < f->min_cc || device->cc > f->max_cc)
+            snprintf(reason, sizeof reason, "not for compute capability %d.%d", device->cc / 10,
+                     device->cc % 10);
+        else if (f->supports(p, device, reason, sizeof reason))
+            return f;
+        add_reason(why, why_bytes, f->name, reason);
+    }
+    if (why_bytes && !*why)
+        snprintf(why, why_bytes, "no kernels for this operation in this version");
+    return NULL;
+}
