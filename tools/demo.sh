@@ -13,5 +13,5 @@ show() {
 }
 show "$ffpa" run $data.safetensors --expect ${data}_expected.safetensors
 show "$ffpa" run $data.safetensors --causal --expect ${data}_expected.safetensors --expect-suffix _causal
-show "$ffpa" bench fwd,bf16,b1h8,q1024k1024,d512 fwd,bf16,b1h8k1,q1k16384,d512 bwd,bf16,b1h4,q1024k1024,d512
+show "$ffpa" bench fwd,bf16,b1h8,q1024k1024,d512 fwd,bf16,b1h8k1,q1k16384,d512
 show "$ffpa" explain fwd,bf16,b1h32k4,q4096k4096,d512,causal
