@@ -14,7 +14,8 @@
  *
  * Letters: B batch, Hq query heads, Hk key heads, Nq query rows, Nk keys, D and Dv head dimensions.
  * Definitions of every option, of empty rows and of the accept rule: docs/numerics.md. */
-/* clang-format off: declarations and their comments stand in columns, by hand */
+/* Declarations and their comments stand in columns, by hand. */
+/* clang-format off */
 #ifndef FFPA_H
 #define FFPA_H
 
