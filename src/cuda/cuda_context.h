@@ -19,6 +19,12 @@ typedef struct cuda_kernel {
     unsigned shared_bytes;
 } cuda_kernel;
 
+/* Blocks to enqueue. */
+typedef struct cuda_grid {
+    int64_t blocks;
+    unsigned threads;
+} cuda_grid;
+
 typedef struct cuda_device {
     const driver *drv;
     bool ready;
@@ -83,6 +89,6 @@ ffpa_status cuda_leave(const cuda_device *device, ffpa_status status);
 
 /* Enqueue one kernel on a stream; `args` is its only parameter. */
 ffpa_status cuda_launch(const cuda_device *device, const cuda_kernel *kernel, void *stream,
-                        int64_t blocks, void *args);
+                        cuda_grid grid, void *args);
 
 #endif

@@ -36,40 +36,47 @@ bool forward_supports(const problem *p, const cuda_device *device, char *why, si
 /* Tiles in order of preference. `widest` is the largest Dv whose O fits the registers. */
 static const struct {
     int bm, bn, wm, wn, widest;
-} TILES[] = {{128, 64, 4, 2, 256},  {64, 128, 2, 4, 512},  {64, 64, 2, 4, 512},
-             {32, 128, 1, 8, 1024}, {16, 128, 1, 8, 1024}, {16, 64, 1, 4, 1024}};
-enum {
-    TILE_COUNT = sizeof TILES / sizeof TILES[0],
-    MIN_STAGES = 3,
-    MAX_STAGES = 8,
-    DECODE_ROWS = 16
-};
+} TILES[] = {{128, 128, 4, 2, 128}, {128, 64, 4, 2, 320},  {64, 128, 2, 4, 640},
+             {64, 64, 2, 4, 640},   {32, 256, 1, 8, 1024}, {32, 128, 1, 8, 1024},
+             {16, 128, 1, 8, 1024}, {16, 64, 1, 4, 1024}};
+enum { TILE_COUNT = sizeof TILES / sizeof TILES[0], DECODE_ROWS = 16 };
 
-static int shared_bytes(const ffpa_problem *a, const forward_choice *x)
+static int shared_bytes(const ffpa_problem *a, const forward_choice *x, int ring_panels)
 {
     return fwd_shared_bytes((int)a->d, (int)dtype_bytes(a->dtype), x->bm, x->bn, x->wn,
-                            x->stages * x->panels);
+                            ring_panels);
+}
+
+static int at_most(int x, int limit) { return x < limit ? x : limit; }
+
+/* The ring of slots that shared memory leaves room for: slots as wide as they can be, then up to three of
+ * them. Decode keeps the memory busy with many small ones, and with two blocks a processor where they fit
+ * (each costs 1 KiB of the system's besides its own). False when there is no room for two slots. */
+static bool choose_ring(const ffpa_problem *a, const cuda_device *device, int64_t rows,
+                        forward_choice *x)
+{
+    const bool small = x->bm == DECODE_ROWS;
+    const int half = device->shared_optin / 2 - 512;
+    const bool two = small && rows <= DECODE_ROWS && shared_bytes(a, x, 3) <= half;
+    const int room = (two ? half : device->shared_optin) - shared_bytes(a, x, 0),
+              panel = x->bn * 128;
+    if (room < 2 * panel) return false;
+    const int all = shape_panels((int)a->d, (int)dtype_bytes(a->dtype));
+    x->panels = small ? 1 : at_most(at_most(all, 5), room / (2 * panel));
+    x->stages = at_most(small ? 8 : 3, room / (panel * x->panels));
+    return true;
 }
 
 /* The first tile that registers and shared memory hold; `rows` query rows share keys. */
 static bool choose_tile(const ffpa_problem *a, const cuda_device *device, int64_t rows,
                         forward_choice *x)
 {
-    const int64_t wide = a->d > a->dv ? a->d : a->dv;
     for (int i = 0; i < TILE_COUNT; i++) {
         if (a->dv > TILES[i].widest || (TILES[i].bm > DECODE_ROWS && rows <= DECODE_ROWS))
             continue;
-        if (a->dtype == FFPA_F32 && TILES[i].bm > 32) continue;
+        if (a->dtype == FFPA_F32 && (TILES[i].bm > 32 || TILES[i].bn > 128)) continue;
         x->bm = TILES[i].bm, x->bn = TILES[i].bn, x->wm = TILES[i].wm, x->wn = TILES[i].wn;
-        x->panels = 1;
-        x->stages = 0;
-        /* Decode waits for memory, so two blocks a processor are better than one with a longer ring. */
-        const bool two =
-            x->bm == DECODE_ROWS && wide <= 512 && device->shared_optin > 160 * 1024;
-        const int room = device->shared_optin / (two ? 2 : 1) - shared_bytes(a, x);
-        x->stages = room / (x->bn * 128);
-        if (x->stages > MAX_STAGES) x->stages = MAX_STAGES;
-        if (x->stages >= MIN_STAGES) return true;
+        if (choose_ring(a, device, rows, x)) return true;
     }
     return false;
 }
@@ -125,7 +132,7 @@ static void add_attention(variant_list *list, const problem *p, const cuda_devic
              p->dropping ? "_dropout" : "", macro_varlen(p) ? "_varlen" : "",
              macro_cache(p) ? "_cache" : "", x->splits > 1 ? "_split" : "");
     variant *v = variant_add(list, "sm80/fwd_sm80.cuh", device->arch,
-                             (unsigned)shared_bytes(a, x), name);
+                             (unsigned)shared_bytes(a, x, x->stages * x->panels), name);
     config_set(v, "DTYPE", a->dtype);
     config_set(v, "O_DTYPE", p->o_dtype);
     config_set_always(v, "D", a->d);
@@ -210,7 +217,8 @@ static ffpa_status run_append(const cuda_plan *own, const cuda_kernel *kernel, c
                         .d = (int)c->f.k.shape[3],
                         .dv = (int)c->f.v.shape[3]};
     const int64_t rows = (int64_t)seq->batch * args.hk * seq->new_keys;
-    return cuda_launch(own->device, kernel, c->f.stream, ceil_div(rows, 8), &args);
+    return cuda_launch(own->device, kernel, c->f.stream, (cuda_grid){ceil_div(rows, 8), 256},
+                       &args);
 }
 
 static ffpa_status run_attention(const cuda_plan *own, const call *c, const k_sequences *seq,
@@ -236,7 +244,8 @@ static ffpa_status run_attention(const cuda_plan *own, const call *c, const k_se
         args.lse_part = (float *)(void *)(workspace + x->lse_part);
     }
     const int64_t blocks = (int64_t)x->splits * x->heads * x->tiles;
-    return cuda_launch(own->device, own->kernels[0], f->stream, blocks, &args);
+    const cuda_grid grid = {blocks, (unsigned)(32 * x->wm * x->wn)};
+    return cuda_launch(own->device, own->kernels[0], f->stream, grid, &args);
 }
 
 static ffpa_status run_combine(const cuda_plan *own, const call *c, const k_sequences *seq,
@@ -251,8 +260,8 @@ static ffpa_status run_combine(const cuda_plan *own, const call *c, const k_sequ
                          .hq = (int)c->f.q.shape[1],
                          .splits = x->splits,
                          .dv = (int)c->f.v.shape[3]};
-    return cuda_launch(own->device, own->kernels[x->combine], c->f.stream,
-                       ceil_div(args.hq * seq->total_q, 8), &args);
+    const cuda_grid grid = {ceil_div(args.hq * seq->total_q, 8), 256};
+    return cuda_launch(own->device, own->kernels[x->combine], c->f.stream, grid, &args);
 }
 
 ffpa_status forward_run(const ffpa_plan *plan, const cuda_plan *own, const call *c,

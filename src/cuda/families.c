@@ -1,6 +1,7 @@
 /* families.c - the table, and asking it. */
 #include "cuda/families.h"
 
+#include "cuda/cuda_backward.h"
 #include "cuda/cuda_forward.h"
 
 #include <stdio.h>
@@ -9,6 +10,8 @@
 const family FAMILIES[] = {
     {"sm80", FFPA_FORWARD, 80, 999, forward_supports, sizeof(forward_choice), forward_choose,
      forward_run},
+    {"sm80", FFPA_BACKWARD, 80, 999, backward_supports, sizeof(backward_choice),
+     backward_choose, backward_run},
     {NULL, FFPA_FORWARD, 0, 0, NULL, 0, NULL, NULL},
 };
 

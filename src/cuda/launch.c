@@ -3,7 +3,7 @@
 
 #include <inttypes.h>
 
-enum { THREADS = 256, MAX_BLOCKS = 0x7fffffff };
+enum { MAX_BLOCKS = 0x7fffffff };
 
 ffpa_status cuda_enter(const cuda_device *device)
 {
@@ -19,15 +19,15 @@ ffpa_status cuda_leave(const cuda_device *device, ffpa_status status)
 }
 
 ffpa_status cuda_launch(const cuda_device *device, const cuda_kernel *kernel, void *stream,
-                        int64_t blocks, void *args)
+                        cuda_grid grid, void *args)
 {
     void *parameters[] = {args};
-    CHECK(blocks <= MAX_BLOCKS, FFPA_E_UNSUPPORTED,
+    CHECK(grid.blocks <= MAX_BLOCKS, FFPA_E_UNSUPPORTED,
           "cuda: %s would need %" PRId64 " blocks, at most %d fit a grid", kernel->v.name,
-          blocks, MAX_BLOCKS);
-    if (blocks == 0) return FFPA_OK;
-    const cu_launch_config config = {.grid = {(unsigned)blocks, 1, 1},
-                                     .block = {THREADS, 1, 1},
+          grid.blocks, MAX_BLOCKS);
+    if (grid.blocks == 0) return FFPA_OK;
+    const cu_launch_config config = {.grid = {(unsigned)grid.blocks, 1, 1},
+                                     .block = {grid.threads, 1, 1},
                                      .shared_bytes = kernel->shared_bytes,
                                      .stream = stream};
     const cu_result result =

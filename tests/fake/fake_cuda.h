@@ -7,7 +7,7 @@
 #include "core/context.h"
 #include "cuda/cuda_context.h"
 
-enum { FAKE_LAUNCHES = 64, FAKE_ARGS = 640 };
+enum { FAKE_LAUNCHES = 512, FAKE_ARGS = 640 };
 
 typedef struct fake_launch {
     char kernel[112]; /* the variant's name, which travels inside the fake code */

@@ -84,7 +84,7 @@ static void the_tensors_device_is_current_and_only_meanwhile(void **state)
 static void a_warm_call_only_enqueues(void **state)
 {
     device_call c;
-    device_call_make(&c, "fwd,bf16,b1h16,q2048k512,d256", 0);
+    device_call_make(&c, "fwd,bf16,b1h32,q2048k512,d256", 0);
     assert_ok(forward(*state, &c));
     const int calls = FAKE.calls, made = fake_allocations(), loads = FAKE.loads;
     assert_ok(ffpa_forward(*state, &c.f));

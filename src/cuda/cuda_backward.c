@@ -1,0 +1,262 @@
+/* cuda_backward.c - plan of the backward pass: chunks, workspace, kernels. Running is in
+ * cuda_backward_run.c. */
+#include "cuda/cuda_backward.h"
+
+#include "common/args.h"
+#include "common/shapes.h"
+#include "cuda/cuda_args.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { ROWS = 128, FLOOR = 64 << 20 }; /* least workspace that a limit may ask for */
+
+bool backward_supports(const problem *p, const cuda_device *device, char *why, size_t why_bytes)
+{
+    const ffpa_problem *a = &p->ask;
+    const char *reason = NULL;
+    (void)device;
+    if (a->dtype == FFPA_F64)
+        reason = "f64 runs on the reference backend only";
+    else if (p->row_subset)
+        reason = "rows: only the reference and naive backends take a subset";
+    else if (a->dv == 0)
+        reason = "backward of v without columns (Dv=0)";
+    if (reason) snprintf(why, why_bytes, "%s", reason);
+    return !reason && args_fit(p, why, why_bytes);
+}
+
+/* ---- chunks ---------------------------------------------------------------------------------------- */
+
+static size_t padded(uint64_t bytes) { return (size_t)((bytes + 255) / 256 * 256); }
+
+/* Bytes of P, dS and the mask's gradient for one head and one line. */
+static uint64_t line_bytes(const problem *p, const backward_choice *x)
+{
+    const uint64_t element = 2 * dtype_bytes(p->ask.dtype) + (p->outputs & OUT_DMASK ? 4 : 0);
+    return (uint64_t)ROWS * (uint64_t)x->ld * element;
+}
+
+static uint64_t partial_bytes(const problem *p, int64_t columns, uint32_t output)
+{
+    return p->outputs & output ? padded((uint64_t)p->total_k * (uint64_t)columns * 4) : 0;
+}
+
+static uint64_t mask_elements(const ffpa_problem *a)
+{
+    return (uint64_t)((a->mask_axes & 1 ? a->b : 1) * (a->mask_axes & 2 ? a->hq : 1) *
+                      (a->mask_axes & 4 ? a->nq : 1) * (a->mask_axes & 8 ? a->nk : 1));
+}
+
+/* Largest divisor of `group` that is at most `limit`. */
+static int divisor_within(int64_t group, uint64_t limit)
+{
+    int64_t best = 0;
+    for (int64_t n = 1; n <= group; n++)
+        if (group % n == 0 && (uint64_t)n <= limit) best = n;
+    return (int)best;
+}
+
+/* Whole kv groups if one fits the budget, else heads that divide a group, else lines of one head. */
+static void choose_chunk(const problem *p, backward_choice *x)
+{
+    const ffpa_problem *a = &p->ask;
+    const int64_t group = a->hk > 0 ? a->hq / a->hk : 1;
+    const uint64_t line = line_bytes(p, x) ? line_bytes(p, x) : 1,
+                   head = line * (uint64_t)(x->lines ? x->lines : 1);
+    uint64_t limit = p->workspace_limit_bytes > FLOOR ? p->workspace_limit_bytes : FLOOR;
+    uint64_t fixed = padded((uint64_t)a->hq * (uint64_t)p->total_q * 4) +
+                     1024; /* delta, padding of the parts */
+    if (p->outputs & OUT_DMASK) fixed += padded(mask_elements(a) * 4);
+    uint64_t budget = limit > fixed ? limit - fixed : 0;
+    const uint64_t groups = budget / (head * (uint64_t)group);
+    x->rows = x->lines;
+    if (groups >= 1) {
+        x->heads = (int)((int64_t)groups < a->hk ? (int64_t)groups * group : a->hq);
+        return;
+    }
+    x->partial = true;
+    const uint64_t sums = partial_bytes(p, a->d, OUT_DK) + partial_bytes(p, a->dv, OUT_DV);
+    budget = budget > sums ? budget - sums : 0;
+    x->heads = divisor_within(group, budget / head);
+    if (x->heads > 0) return;
+    x->heads = 1;
+    x->rows = (int)(budget / line > 1 ? budget / line : 1);
+}
+
+static size_t place(size_t *end, uint64_t bytes)
+{
+    const size_t at = *end;
+    *end += padded(bytes);
+    return at;
+}
+
+static void choose_layout(const problem *p, backward_choice *x)
+{
+    const ffpa_problem *a = &p->ask;
+    const uint64_t elements = (uint64_t)x->heads * (uint64_t)x->rows * ROWS * (uint64_t)x->ld;
+    const uint64_t size = dtype_bytes(a->dtype);
+    size_t end = 0;
+    x->at.delta = place(&end, (uint64_t)a->hq * (uint64_t)p->total_q * 4);
+    x->at.p = place(&end, elements * size);
+    x->at.ds = place(&end, elements * size);
+    x->at.dbias = place(&end, p->outputs & OUT_DMASK ? elements * 4 : 0);
+    x->at.dk_partial = place(&end, x->partial ? partial_bytes(p, a->d, OUT_DK) : 0);
+    x->at.dv_partial = place(&end, x->partial ? partial_bytes(p, a->dv, OUT_DV) : 0);
+    x->at.dmask_partial = place(&end, x->dmask_partial ? mask_elements(a) * 4 : 0);
+    x->at.bytes = end;
+}
+
+/* ---- kernels --------------------------------------------------------------------------------------- */
+
+static int add_small(variant_list *list, const problem *p, const cuda_device *device,
+                     const char *file, const char *kind)
+{
+    char name[112];
+    snprintf(name, sizeof name, "%s_%s", kind, dtype_name(p->ask.dtype));
+    variant *v = variant_add(list, file, device->arch, 0, name);
+    config_set(v, "DTYPE", p->ask.dtype);
+    config_set(v, "VARLEN", macro_varlen(p));
+    return list->count - 1;
+}
+
+static int add_delta(variant_list *list, const problem *p, const cuda_device *device)
+{
+    const int at = add_small(list, p, device, "any/bwd_delta.cuh", "delta");
+    config_set(&list->v[at], "O_DTYPE", p->o_dtype);
+    config_set(&list->v[at], "DO_DTYPE", p->dout_dtype);
+    return at;
+}
+
+static int add_dmask(variant_list *list, const problem *p, const cuda_device *device)
+{
+    const int at = add_small(list, p, device, "any/bwd_mask.cuh", "dmask");
+    config_set(&list->v[at], "O_DTYPE", p->dmask_dtype);
+    config_set(&list->v[at], "RANGE", macro_range(p));
+    return at;
+}
+
+static int add_pds(variant_list *list, const problem *p, const cuda_device *device)
+{
+    enum { MAX_STAGES = 6, ALL = ALIGNED_Q | ALIGNED_K | ALIGNED_V | ALIGNED_DOUT };
+    const ffpa_problem *a = &p->ask;
+    const int fit = device->shared_optin / pds_shared_bytes(1),
+              stages = fit < MAX_STAGES ? fit : MAX_STAGES;
+    char name[112];
+    snprintf(name, sizeof name, "pds_sm80_%s_d%" PRId64 "v%" PRId64 "_s%d%s%s%s%s%s%s",
+             dtype_name(a->dtype), a->d, a->dv, stages, macro_range(p) ? "_range" : "",
+             a->mask_dtype ? "_mask" : "", a->softcap > 0 ? "_softcap" : "",
+             a->alibi ? "_alibi" : "", p->dropping ? "_dropout" : "",
+             macro_varlen(p) ? "_varlen" : "");
+    variant *v = variant_add(list, "sm80/bwd_pds_sm80.cuh", device->arch,
+                             (unsigned)pds_shared_bytes(stages), name);
+    config_set(v, "DTYPE", a->dtype);
+    config_set(v, "DO_DTYPE", p->dout_dtype);
+    config_set_always(v, "D", a->d);
+    config_set_always(v, "DV", a->dv);
+    config_set(v, "STAGES", stages);
+    config_set(v, "ALIGNED", p->aligned == ALL && p->dout_dtype == a->dtype);
+    config_set(v, "RANGE", macro_range(p));
+    config_set(v, "MASK", a->mask_dtype);
+    config_set(v, "SOFTCAP", a->softcap > 0);
+    config_set(v, "ALIBI", a->alibi);
+    config_set(v, "DROPOUT", p->dropping);
+    config_set(v, "VARLEN", macro_varlen(p));
+    config_set(v, "DMASK", (p->outputs & OUT_DMASK) != 0);
+    return list->count - 1;
+}
+
+/* One product: its rows are keys or queries, its columns those of operand b. */
+typedef struct product {
+    bool keys;
+    int64_t columns;
+    int32_t b_dtype, out_dtype;
+    bool b_aligned;
+    int64_t row_tiles;
+} product;
+
+/* The fewest equal tiles that shared memory holds, but narrower ones while they do not fill the device. */
+static int columns_of_tile(const product *g, const cuda_device *device)
+{
+    static const int widest[] = {320, 256, 192, 128};
+    int bn = 64;
+    for (int i = device->shared_optin > 160 * 1024 ? 0 : 1; i < 4; i++) {
+        const int64_t tiles = (g->columns + widest[i] - 1) / widest[i];
+        bn = (int)(((g->columns + tiles - 1) / tiles + 63) / 64 * 64);
+        if (g->row_tiles * tiles * 10 >= (int64_t)device->sms * 9) break;
+    }
+    return bn;
+}
+
+static int add_product(variant_list *list, const problem *p, const cuda_device *device,
+                       const product *g, int *bn)
+{
+    enum { MAX_STAGES = 4 };
+    const ffpa_problem *a = &p->ask;
+    char name[112];
+    if (g->columns == 0 || g->out_dtype == 0) return -1;
+    *bn = columns_of_tile(g, device);
+    const int fit =
+        device->shared_optin / gemm_shared_bytes(*bn, (int)dtype_bytes(a->dtype), 1);
+    const int stages = fit < MAX_STAGES ? fit : MAX_STAGES;
+    snprintf(name, sizeof name, "gemm_sm80_%s_%s_n%ds%d%s%s%s", dtype_name(a->dtype),
+             g->keys ? "keys" : "queries", *bn, stages, macro_range(p) ? "_range" : "",
+             a->mask_dtype ? "_mask" : "", macro_varlen(p) ? "_varlen" : "");
+    variant *v =
+        variant_add(list, "sm80/bwd_gemm_sm80.cuh", device->arch,
+                    (unsigned)gemm_shared_bytes(*bn, (int)dtype_bytes(a->dtype), stages), name);
+    config_set(v, "DTYPE", a->dtype);
+    config_set(v, "O_DTYPE", g->out_dtype);
+    config_set(v, "B_DTYPE", g->b_dtype);
+    config_set(v, "BN", *bn);
+    config_set(v, "STAGES", stages);
+    config_set(v, "ALIGNED", g->b_aligned && g->b_dtype == a->dtype);
+    config_set(v, "RANGE", macro_range(p));
+    config_set(v, "MASK", a->mask_dtype);
+    config_set(v, "VARLEN", macro_varlen(p));
+    config_set(v, "KEYS", g->keys);
+    return list->count - 1;
+}
+
+static void add_products(variant_list *list, const problem *p, const cuda_device *device,
+                         backward_choice *x)
+{
+    const ffpa_problem *a = &p->ask;
+    const int64_t group = a->hk > 0 ? a->hq / a->hk : 1;
+    const int64_t key_tiles = (x->heads + group - 1) / group * x->key_lines,
+                  row_tiles = (int64_t)x->heads * x->rows;
+    const product dv = {true,     a->dv, p->dout_dtype, p->dv_dtype, p->aligned & ALIGNED_DOUT,
+                        key_tiles};
+    const product dk = {true, a->d, a->dtype, p->dk_dtype, p->aligned & ALIGNED_Q, key_tiles};
+    const product dq = {false, a->d, a->dtype, p->dq_dtype, p->aligned & ALIGNED_K, row_tiles};
+    x->dv = add_product(list, p, device, &dv, &x->dv_columns);
+    x->dk = add_product(list, p, device, &dk, &x->dk_columns);
+    x->dq = add_product(list, p, device, &dq, &x->dq_columns);
+}
+
+ffpa_status backward_choose(const problem *p, const cuda_device *device, void *choice,
+                            variant_list *kernels, ffpa_report *report)
+{
+    backward_choice *x = choice;
+    const ffpa_problem *a = &p->ask;
+    const int64_t keys = p->sources & VARLEN_K ? p->total_k : a->nk;
+    *x = (backward_choice){.dmask = -1, .dsink = -1};
+    x->ld = (keys + ROWS - 1) / ROWS * ROWS;
+    x->lines = (int)tile_lines(a->b, a->nq, p->total_q, p->sources & VARLEN_Q, ROWS);
+    x->key_lines = (int)tile_lines(a->b, a->nk, p->total_k, p->sources & VARLEN_K, ROWS);
+    choose_chunk(p, x);
+    const bool several = x->heads < a->hq || x->rows < x->lines;
+    x->dmask_partial = (p->outputs & OUT_DMASK) && several && (a->mask_axes & 7u) != 7u;
+    choose_layout(p, x);
+    x->delta = add_delta(kernels, p, device);
+    x->pds = add_pds(kernels, p, device);
+    add_products(kernels, p, device, x);
+    if (p->outputs & OUT_DMASK) x->dmask = add_dmask(kernels, p, device);
+    if (p->outputs & OUT_DSINK)
+        x->dsink = add_small(kernels, p, device, "any/bwd_sink.cuh", "dsink");
+    report->workspace_bytes = x->at.bytes;
+    report->tile_q = report->tile_k = ROWS;
+    report->tile_d = 128 / (int32_t)dtype_bytes(a->dtype);
+    return FFPA_OK;
+}

@@ -1,0 +1,192 @@
+/* cuda_backward_run.c - enqueueing the stages of the backward pass, chunk by chunk. */
+#include "common/args.h"
+#include "cuda/cuda_args.h"
+#include "cuda/cuda_backward.h"
+
+enum { ROWS_PER_BLOCK = 8, THREADS = 256 };
+
+/* What every stage of one run needs. */
+typedef struct pass {
+    const cuda_plan *own;
+    const backward_choice *x;
+    const call *c;
+    char *workspace;
+    k_sequences seq;
+    k_scores scores;
+    k_dropout dropout;
+    int hq, hk, group;
+    k_chunk chunk;
+    bool opens, closes; /* does this chunk begin, finish its kv heads? */
+    bool first, last;   /* of the call */
+} pass;
+
+static float *floats(const pass *r, size_t at) { return (float *)(void *)(r->workspace + at); }
+
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+static ffpa_status launch(const pass *r, int kernel, int64_t blocks, void *args)
+{
+    return cuda_launch(r->own->device, r->own->kernels[kernel], r->c->g.stream,
+                       (cuda_grid){blocks, THREADS}, args);
+}
+
+static ffpa_status run_delta(const pass *r)
+{
+    delta_args args = {.o = args_tensor(&r->c->f.o),
+                       .dout = args_tensor(&r->c->g.dout),
+                       .dlse = args_tensor(&r->c->g.dlse),
+                       .delta = floats(r, r->x->at.delta),
+                       .seq = r->seq,
+                       .hq = r->hq,
+                       .dv = (int)r->c->f.v.shape[3]};
+    return launch(r, r->x->delta, ceil_div(r->hq * r->seq.total_q, ROWS_PER_BLOCK), &args);
+}
+
+static ffpa_status run_pds(const pass *r)
+{
+    pds_args args = {.q = args_tensor(&r->c->f.q),
+                     .k = args_tensor(&r->c->f.k),
+                     .v = args_tensor(&r->c->f.v),
+                     .dout = args_tensor(&r->c->g.dout),
+                     .lse = args_tensor(&r->c->f.lse),
+                     .delta = floats(r, r->x->at.delta),
+                     .p = r->workspace + r->x->at.p,
+                     .ds = r->workspace + r->x->at.ds,
+                     .dbias = r->x->dmask >= 0 ? floats(r, r->x->at.dbias) : NULL,
+                     .seq = r->seq,
+                     .scores = r->scores,
+                     .dropout = r->dropout,
+                     .chunk = r->chunk,
+                     .hq = r->hq,
+                     .hk = r->hk,
+                     .group = r->group,
+                     .key_tiles = (int)(r->x->ld / 128)};
+    return launch(r, r->x->pds, (int64_t)r->chunk.nh * r->chunk.nt * args.key_tiles, &args);
+}
+
+static gemm_args product_args(const pass *r, size_t a, const ffpa_tensor *b,
+                              const ffpa_tensor *out)
+{
+    return (gemm_args){.a = r->workspace + a,
+                       .b = args_tensor(b),
+                       .out = args_tensor(out),
+                       .seq = r->seq,
+                       .chunk = r->chunk,
+                       .alpha = r->scores.scale,
+                       .hq = r->hq,
+                       .hk = r->hk,
+                       .group = r->group,
+                       .cols = (int)out->shape[3],
+                       .left = r->scores.left,
+                       .right = r->scores.right,
+                       .top_left = r->scores.top_left,
+                       .first = r->opens,
+                       .last = r->closes,
+                       .key_tiles = r->x->key_lines};
+}
+
+static ffpa_status run_keys_product(const pass *r, int kernel, int columns, gemm_args *args)
+{
+    const int64_t kv_heads = ceil_div(r->chunk.nh, r->group);
+    return launch(r, kernel, kv_heads * r->x->key_lines * ceil_div(args->cols, columns), args);
+}
+
+static ffpa_status run_products(const pass *r)
+{
+    const backward_choice *x = r->x;
+    if (x->dv >= 0) {
+        gemm_args args = product_args(r, x->at.p, &r->c->g.dout, &r->c->g.dv);
+        args.alpha = 1.0f;
+        if (x->partial) args.partial = floats(r, x->at.dv_partial);
+        TRY(run_keys_product(r, x->dv, x->dv_columns, &args));
+    }
+    if (x->dk >= 0) {
+        gemm_args args = product_args(r, x->at.ds, &r->c->f.q, &r->c->g.dk);
+        if (x->partial) args.partial = floats(r, x->at.dk_partial);
+        TRY(run_keys_product(r, x->dk, x->dk_columns, &args));
+    }
+    if (x->dq < 0) return FFPA_OK;
+    gemm_args args = product_args(r, x->at.ds, &r->c->f.k, &r->c->g.dq);
+    return launch(r, x->dq,
+                  (int64_t)r->chunk.nh * r->chunk.nt * ceil_div(args.cols, x->dq_columns),
+                  &args);
+}
+
+static ffpa_status run_dmask(const pass *r)
+{
+    const ffpa_tensor *t = &r->c->g.dmask;
+    dmask_args args = {.dbias = floats(r, r->x->at.dbias),
+                       .dmask = args_tensor(t),
+                       .partial =
+                           r->x->dmask_partial ? floats(r, r->x->at.dmask_partial) : NULL,
+                       .seq = r->seq,
+                       .chunk = r->chunk,
+                       .hq = r->hq,
+                       .mb = (int)t->shape[0],
+                       .mh = (int)t->shape[1],
+                       .mq = (int)t->shape[2],
+                       .mk = (int)t->shape[3],
+                       .left = r->scores.left,
+                       .right = r->scores.right,
+                       .top_left = r->scores.top_left,
+                       .first = r->first,
+                       .last = r->last};
+    const int64_t rows = t->shape[0] * t->shape[1] * t->shape[2];
+    return launch(r, r->x->dmask, rows * ceil_div(t->shape[3], 32), &args);
+}
+
+static ffpa_status run_dsink(const pass *r)
+{
+    dsink_args args = {.lse = args_tensor(&r->c->f.lse),
+                       .delta = floats(r, r->x->at.delta),
+                       .sink = r->c->f.sink.data,
+                       .dsink = r->c->g.dsink.data,
+                       .sink_sh = args_tensor(&r->c->f.sink).sh,
+                       .dsink_sh = args_tensor(&r->c->g.dsink).sh,
+                       .seq = r->seq,
+                       .hq = r->hq};
+    return launch(r, r->x->dsink, r->hq, &args);
+}
+
+/* Heads h0.., lines t0..: the chunks of one kv head come one after the other. */
+static ffpa_status run_chunk(pass *r, int h0, int t0)
+{
+    const backward_choice *x = r->x;
+    const int heads = h0 + x->heads < r->hq ? x->heads : r->hq - h0;
+    const int rows = t0 + x->rows < x->lines ? x->rows : x->lines - t0;
+    const bool from_start = t0 == 0, to_end = t0 + rows >= x->lines;
+    r->chunk = (k_chunk){.ld = x->ld, .h0 = h0, .nh = heads, .t0 = t0, .nt = rows};
+    r->opens = from_start && h0 % r->group == 0;
+    r->closes = to_end && (h0 + heads) % r->group == 0;
+    r->first = from_start && h0 == 0;
+    r->last = to_end && h0 + heads == r->hq;
+    TRY(run_pds(r));
+    TRY(run_products(r));
+    return x->dmask >= 0 ? run_dmask(r) : FFPA_OK;
+}
+
+ffpa_status backward_run(const ffpa_plan *plan, const cuda_plan *own, const call *c,
+                         char *workspace)
+{
+    pass r = {.own = own,
+              .x = own->choice,
+              .c = c,
+              .workspace = workspace,
+              .seq = args_sequences(&plan->prob, c),
+              .scores = args_scores(c),
+              .dropout = args_dropout(c),
+              .hq = (int)c->f.q.shape[1],
+              .hk = (int)c->f.k.shape[1]};
+    if (r.hq == 0) return FFPA_OK;
+    r.group = r.hq / r.hk;
+    TRY(run_delta(&r));
+    if (r.x->dsink >= 0) TRY(run_dsink(&r));
+    for (int h0 = 0; h0 < r.hq; h0 += r.x->heads) {
+        int t0 = 0;
+        do { /* at least once: without any query the keys' gradients are zeros, which must be written */
+            TRY(run_chunk(&r, h0, t0));
+            t0 += r.x->rows;
+        } while (t0 < r.x->lines);
+    }
+    return FFPA_OK;
+}

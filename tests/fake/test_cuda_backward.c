@@ -1,0 +1,267 @@
+/* test_cuda_backward.c - the backward pass as the driver sees it: its stages, its chunks under every limit
+ * (each line of each head once, keys' sums opened and closed once), and every failure in turn. */
+#include "fake/device_call.h"
+#include "fake/fake_cuda.h"
+#include "support/unit.h"
+
+#include "common/args.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+static int set_up(void **state)
+{
+    fake_reset();
+    fake_allocations_fail_at(0);
+    *state = fake_context(NULL, JIT_ON);
+    return *state ? 0 : 1;
+}
+
+static int tear_down(void **state)
+{
+    fake_context_free(*state);
+    return FAKE.depth || FAKE.retained || FAKE.modules || FAKE.libraries || FAKE.programs ||
+           fake_allocations_alive();
+}
+
+static ffpa_status backward(ffpa_context *ctx, device_call *c)
+{
+    TRY(ffpa_backward_workspace(ctx, &c->g, &c->g.workspace_bytes));
+    return ffpa_backward(ctx, &c->g);
+}
+
+static bool is(const fake_launch *l, const char *kind)
+{
+    return strncmp(l->kernel, kind, strlen(kind)) == 0;
+}
+
+static void five_kernels_when_all_fits(void **state)
+{
+    static const char *const kinds[] = {"delta_bf16", "pds_sm80_bf16_d512v512",
+                                        "gemm_sm80_bf16_keys", "gemm_sm80_bf16_keys",
+                                        "gemm_sm80_bf16_queries"};
+    device_call c;
+    gemm_args dv, dk, dq;
+    device_call_make(&c, "bwd,bf16,b2h8k2,q300k500,d512,causal", 0);
+    assert_ok(backward(*state, &c));
+    assert_int_equal(FAKE.launch_count, 5);
+    for (int i = 0; i < 5; i++) {
+        assert_true(is(&FAKE.launches[i], kinds[i]));
+        assert_int_equal(FAKE.launches[i].block, 256);
+    }
+    assert_int_equal(FAKE.loads, 4); /* dV and dK are one kernel */
+    memcpy(&dv, FAKE.launches[2].args, sizeof dv);
+    memcpy(&dk, FAKE.launches[3].args, sizeof dk);
+    memcpy(&dq, FAKE.launches[4].args, sizeof dq);
+    assert_ptr_equal(dv.b.data, c.g.dout.data);
+    assert_ptr_equal(dv.out.data, c.g.dv.data);
+    assert_ptr_equal(dk.b.data, c.f.q.data);
+    assert_ptr_equal(dq.b.data, c.f.k.data);
+    assert_ptr_not_equal(dv.a, dk.a);
+    assert_ptr_equal(dk.a, dq.a);
+    assert_true(dv.alpha == 1.0f && dk.alpha == dq.alpha && dk.alpha < 0.05f);
+    assert_true(dv.first && dv.last && !dv.partial);
+    assert_int_equal(dv.chunk.nh, 8);
+    assert_int_equal(dv.chunk.nt, 2 * 3);
+    assert_int_equal(dv.key_tiles, 2 * 4);
+    assert_true(dv.chunk.ld == 512);
+    assert_string_equal(ffpa_last_path(), "cuda/sm80/backward");
+}
+
+static void only_what_is_asked_for_is_computed(void **state)
+{
+    device_call c;
+    device_call_make(&c, "bwd,bf16,b1h2,q300k300,d64", 0);
+    c.g.dk = c.g.dq = (ffpa_tensor){.data = NULL};
+    assert_ok(backward(*state, &c));
+    assert_int_equal(FAKE.launch_count, 3);
+    assert_true(is(&FAKE.launches[2], "gemm_sm80_bf16_keys"));
+}
+
+static void masks_and_sinks_have_gradients(void **state)
+{
+    device_call c;
+    dmask_args dmask;
+    pds_args pds;
+    device_call_make(&c, "bwd,f16,b2h4,q100k200,d64,mask=f32:hqk,sink", 0);
+    assert_ok(backward(*state, &c));
+    assert_int_equal(FAKE.launch_count, 7);
+    assert_true(is(&FAKE.launches[1], "dsink"));
+    assert_true(is(&FAKE.launches[6], "dmask"));
+    memcpy(&pds, FAKE.launches[2].args, sizeof pds);
+    memcpy(&dmask, FAKE.launches[6].args, sizeof dmask);
+    assert_ptr_equal(pds.dbias, dmask.dbias);
+    assert_non_null(pds.dbias);
+    assert_int_equal(dmask.mb, 1);
+    assert_int_equal(dmask.mh, 4);
+    assert_true(dmask.dmask.sb == 0);
+    assert_true(dmask.first && dmask.last && !dmask.partial);
+    assert_int_equal(FAKE.launches[6].grid, 4 * 100 * 7);
+}
+
+/* Keeps the book on which lines of which heads a run covers, from the arguments of its launches. */
+static void check_chunks(const device_call *c, int lines)
+{
+    enum { MAX = 64 * 64 };
+    static int covered[MAX], opened[64], closed[64];
+    memset(covered, 0, sizeof covered);
+    memset(opened, 0, sizeof opened);
+    memset(closed, 0, sizeof closed);
+    const char *begin = c->g.workspace, *end = begin + c->g.workspace_bytes;
+    assert_true(FAKE.launch_count <= FAKE_LAUNCHES);
+    for (int i = 0; i < FAKE.launch_count; i++) {
+        gemm_args g;
+        if (!is(&FAKE.launches[i], "gemm")) continue;
+        memcpy(&g, FAKE.launches[i].args, sizeof g);
+        const k_chunk k = g.chunk;
+        const size_t bytes = (size_t)k.nh * (size_t)k.nt * 128 * (size_t)k.ld * 2;
+        assert_true((const char *)g.a >= begin && (const char *)g.a + bytes <= end);
+        if (g.out.data == c->g.dq.data)
+            for (int h = k.h0; h < k.h0 + k.nh; h++)
+                for (int t = k.t0; t < k.t0 + k.nt; t++)
+                    covered[h * lines + t]++;
+        if (g.out.data != c->g.dk.data) continue;
+        assert_true(g.partial || (g.first && g.last));
+        if (g.partial)
+            assert_true((const char *)g.partial > begin && (const char *)g.partial < end);
+        for (int h = k.h0 / g.group; h <= (k.h0 + k.nh - 1) / g.group; h++) {
+            assert_int_equal(opened[h], g.first ? 0 : 1); /* opened before it goes on */
+            opened[h] = 1;
+            assert_int_equal(closed[h], 0);
+            closed[h] = g.last;
+        }
+    }
+    for (int h = 0; h < c->f.q.shape[1]; h++)
+        for (int t = 0; t < lines; t++)
+            assert_int_equal(covered[h * lines + t], 1);
+    for (int h = 0; h < c->f.k.shape[1]; h++)
+        assert_true(opened[h] && closed[h]);
+}
+
+static void chunks_cover_everything_once_within_the_limit(void **state)
+{
+    static const struct {
+        const char *problem;
+        int lines;
+    } cases[] = {{"bwd,bf16,b1h8k2,q4096k4096,d64", 32},
+                 {"bwd,bf16,b1h6k2,q4096k4096,d64,causal", 32},
+                 {"bwd,bf16,b1h2k1,q5000k16384,d64", 40},
+                 {"bwd,bf16,b2h3k3,q2048k4000,d64,mask=bf16:qk", 32}};
+    device_call c;
+    for (size_t i = 0; i < COUNT(cases); i++)
+        for (size_t limit = (size_t)64 << 20; limit <= (size_t)1 << 30; limit *= 2) {
+            device_call_make(&c, cases[i].problem, 0);
+            c.g.workspace_limit_bytes = limit;
+            FAKE.launch_count = 0;
+            assert_ok(backward(*state, &c));
+            assert_true(c.g.workspace_bytes <= limit);
+            check_chunks(&c, cases[i].lines);
+        }
+}
+
+static void a_limit_below_the_floor_is_the_floor(void **state)
+{
+    device_call c;
+    size_t floor_bytes, least;
+    device_call_make(&c, "bwd,bf16,b1h8k2,q4096k4096,d64", 0);
+    c.g.workspace_limit_bytes = (size_t)64 << 20;
+    assert_ok(ffpa_backward_workspace(*state, &c.g, &floor_bytes));
+    c.g.workspace_limit_bytes = 1;
+    assert_ok(ffpa_backward_workspace(*state, &c.g, &least));
+    assert_int_equal(least, floor_bytes);
+    c.g.workspace_bytes = least - 1;
+    assert_status(ffpa_backward(*state, &c.g), FFPA_E_WORKSPACE, "this plan needs");
+    assert_int_equal(FAKE.launch_count, 0);
+}
+
+static void without_queries_the_keys_gradients_are_still_written(void **state)
+{
+    device_call c;
+    gemm_args g;
+    device_call_make(&c, "bwd,bf16,b1h2,q0k300,d64", 0);
+    assert_ok(backward(*state, &c));
+    assert_int_equal(FAKE.launch_count, 2); /* dV, dK */
+    memcpy(&g, FAKE.launches[0].args, sizeof g);
+    assert_true(g.first && g.last && g.chunk.nt == 0);
+    FAKE.launch_count = 0;
+    device_call_make(&c, "bwd,bf16,b1h2,q300k0,d64", 0);
+    assert_ok(backward(*state, &c));
+    assert_int_equal(FAKE.launch_count, 2); /* delta, dQ */
+}
+
+static void packed_sequences_need_no_lengths_on_the_host(void **state)
+{
+    device_call c;
+    pds_args pds;
+    device_call_make(&c, "bwd,bf16,b3h4k2,q700k700,d128,causal,varlen=700+5+300", 0);
+    assert_ok(backward(*state, &c));
+    memcpy(&pds, FAKE.launches[1].args, sizeof pds);
+    assert_true(is(&FAKE.launches[1], "pds"));
+    assert_ptr_equal(pds.seq.cu_q, c.varlen.cu_q);
+    assert_int_equal(pds.seq.nq, 1005);
+    assert_int_equal(pds.chunk.nt, 1005 / 128 + 3);
+    assert_true(pds.chunk.ld == 1024);
+}
+
+static void every_call_may_fail(void **state)
+{
+    device_call c;
+    bool reached = true;
+    int n = 0;
+    device_call_make(&c, "bwd,bf16,b1h8k2,q4096k4096,d64", 0);
+    c.g.workspace_limit_bytes = (size_t)64 << 20;
+    assert_ok(backward(*state, &c));
+    while (reached) { /* of a warm call: pushes, launches, pops */
+        FAKE.calls = 0;
+        FAKE.failed[0] = 0;
+        FAKE.fail_at = ++n;
+        const ffpa_status status = ffpa_backward(*state, &c.g);
+        reached = *FAKE.failed;
+        assert_int_equal(status, reached ? FFPA_E_DRIVER : FFPA_OK);
+        assert_int_equal(FAKE.depth, 0);
+        FAKE.fail_at = 0;
+        FAKE.launch_count = 0;
+        assert_ok(ffpa_backward(*state, &c.g));
+    }
+    assert_true(n > 10);
+}
+
+static void the_host_needs_microseconds(void **state)
+{
+    enum { CALLS = 1000, BATCHES = 9 };
+    device_call c;
+    double best = 1e9;
+    FAKE.launches_off = true;
+    device_call_make(&c, "bwd,bf16,b1h8,q1024k1024,d512,causal", 0);
+    assert_ok(backward(*state, &c));
+    for (int b = 0; b < BATCHES; b++) {
+        const clock_t begin = clock();
+        for (int i = 0; i < CALLS; i++)
+            ffpa_backward(*state, &c.g);
+        const double us = (double)(clock() - begin) * 1e6 / CLOCKS_PER_SEC / CALLS;
+        if (us < best) best = us;
+    }
+    print_message("host time per warm call: %.2f us  bwd,bf16,b1h8,q1024k1024,d512,causal\n",
+                  best);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    assert_true(best <= 5.0);
+#endif
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        TEST(five_kernels_when_all_fits),
+        TEST(only_what_is_asked_for_is_computed),
+        TEST(masks_and_sinks_have_gradients),
+        TEST(chunks_cover_everything_once_within_the_limit),
+        TEST(a_limit_below_the_floor_is_the_floor),
+        TEST(without_queries_the_keys_gradients_are_still_written),
+        TEST(packed_sequences_need_no_lengths_on_the_host),
+        TEST(every_call_may_fail),
+        TEST(the_host_needs_microseconds),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
