@@ -7,6 +7,7 @@
  *               Units of work go through the workspace in waves of bounded size
  *
  * The number of parts depends on the shape of that sequence alone: not on threads, nor on the batch. */
+#include "cpu/simd/backward.h"
 #include "cpu/simd/block.h"
 #include "cpu/simd/simd.h"
 
@@ -261,4 +262,6 @@ const cpu_kernels ISA_NAME(cpu_kernels) = {
     .isa = ISA_TEXT(FFPA_ISA),
     .plan_forward = plan_forward,
     .forward = forward,
+    .plan_backward = cpu_plan_backward,
+    .backward = cpu_backward,
 };

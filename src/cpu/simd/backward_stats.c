@@ -1,0 +1,157 @@
+/* backward_stats.c - what the passes need of each row beforehand: delta_i = <dO_i, O_i> - dLSE_i, and
+ * norm_i, by which e^(s - lse_i) is multiplied to give P; and dSink = - sum P_sink delta.
+ *
+ * norm is 1 but for the rounding of lse. That rounding matters when lse is large, and the rounding of a
+ * 16-bit O matters in delta, because dP - delta may nearly vanish. Such rows are gone over once more:
+ *
+ *   l = sum_j e^(s - lse) + e^(sink - lse)    norm = 1 / l    delta = sum_j P keep dP - dLSE
+ *
+ * An l that no rounding explains says that o and lse come from more keys than are here (attention merged
+ * from parts): then they are taken as given. */
+#include "cpu/simd/backward.h"
+
+#include <math.h>
+
+static const float LARGE_LSE = 256.0f;
+
+row_stat *backward_stat(const backward_job *job, const sequence *s, int64_t h, int64_t i)
+{
+    const ffpa_tensor *q = &job->c->f.q;
+    return job->stats + (s->q_batch * q->shape[1] + h) * q->shape[2] + s->q_row + i;
+}
+
+static float dot(const float *a, const float *b, ptrdiff_t n)
+{
+    vf sum = vzero();
+    ptrdiff_t i = 0;
+    for (; i + VL <= n; i += VL)
+        sum += vload(a + i) * vload(b + i);
+    sum += vload_first(a + i, n - i) * vload_first(b + i, n - i);
+    float total = 0;
+    for (int l = 0; l < VL; l++)
+        total += sum[l];
+    return total;
+}
+
+static float scalar_at(const backward_work *w, const ffpa_tensor *t, int64_t h, int64_t i)
+{
+    return t->data ? *(const float *)sequence_query(&w->seq, t, h, i) : 0.0f;
+}
+
+static float sink_at(const backward_job *job, int64_t h)
+{
+    const ffpa_tensor *sink = &job->c->f.sink;
+    return sink->data ? ((const float *)sink->data)[h * sink->stride[1]] : -INFINITY;
+}
+
+/* <dO, O> of the piece's rows, as given. True if they should be gone over once more. */
+static bool stats_given(backward_work *w, int64_t row0, int rows)
+{
+    const backward_job *job = w->job;
+    const ffpa_tensor *o = &job->c->f.o, *dout = &job->c->g.dout;
+    float *o_row = w->m.row, *dout_row = w->m.row + job->t.dv_pad;
+    bool again = o->dtype != FFPA_F32;
+    for (int r = 0; r < rows; r++) {
+        const int64_t i = (row0 + r) / job->group,
+                      h = w->at[1] * job->group + (row0 + r) % job->group;
+        row_load(o_row, sequence_query(&w->seq, o, h, i), o->dtype, o->stride[3], job->t.dv);
+        row_load(dout_row, sequence_query(&w->seq, dout, h, i), dout->dtype, dout->stride[3],
+                 job->t.dv);
+        *backward_stat(job, &w->seq, h, i) = (row_stat){dot(o_row, dout_row, job->t.dv), 1.0f};
+        const float lse = fabsf(scalar_at(w, &job->c->f.lse, h, i));
+        again = again || (lse > LARGE_LSE && lse < INFINITY);
+    }
+    return again;
+}
+
+/* Add P and dS of the tile to the sums of each lane. */
+static void add_tile(const backward_work *w, float *p_sum, float *ds_sum)
+{
+    const ptrdiff_t ld = w->job->t.ld_p;
+    for (int lane = 0; lane < w->rb.lanes; lane += VL) {
+        vf p = vload(p_sum + lane), ds = vload(ds_sum + lane);
+        for (ptrdiff_t j = 0; j < w->sc.n; j++) {
+            p += vload(w->m.p + j * ld + lane);
+            ds += vload(w->m.dx + j * ld + lane);
+        }
+        vstore(p_sum + lane, p);
+        vstore(ds_sum + lane, ds);
+    }
+}
+
+/* sum dS = sum P keep dP - delta sum P, so it corrects the delta that it was computed with. */
+static void stats_correct(backward_work *w, int r, float p_sum, float ds_sum)
+{
+    const float lse = w->lse[r], slack = 1e-2f + fabsf(lse) * 0x1p-22f;
+    const float sink = expf(sink_at(w->job, w->rb.head[r]) - lse), l = p_sum + sink;
+    const float delta = w->delta[r] + (ds_sum - w->delta[r] * sink) / l;
+    if (!w->live[r] || !(fabsf(l - 1.0f) <= slack) || !(fabsf(delta) < INFINITY)) return;
+    *backward_stat(w->job, &w->seq, w->rb.head[r], w->rb.query[r]) =
+        (row_stat){delta, 1.0f / l};
+}
+
+static void stats_again(backward_work *w, int64_t row0, int rows)
+{
+    const backward_plan *t = &w->job->t;
+    float p_sum[MAX_ROWS] = {0}, ds_sum[MAX_ROWS] = {0};
+    backward_load_block(w, row0, rows);
+    for (int r = 0; r < w->rb.lanes;
+         r++) /* a 16-bit O may overflow where its f32 sum does not */
+        if (!(fabsf(w->delta[r]) < INFINITY)) w->delta[r] = 0;
+    for (int64_t j0 = w->rb.first / t->bn * t->bn; j0 < w->rb.last; j0 += t->bn) {
+        const int64_t left = w->rb.last - j0;
+        const ptrdiff_t n = (ptrdiff_t)(left < t->bn ? left : t->bn);
+        backward_load_chunk(w, j0, n);
+        if (backward_tile(w, j0, n, WANT_P_DS)) add_tile(w, p_sum, ds_sum);
+    }
+    for (int r = 0; r < rows; r++)
+        stats_correct(w, r, p_sum[r], ds_sum[r]);
+}
+
+static void stats_piece(void *argument, int64_t piece, int worker)
+{
+    const backward_job *job = argument;
+    const int64_t heads = job->sequences * job->hk;
+    const int64_t blocks = (job->longest_q * job->group + job->t.bm - 1) / job->t.bm;
+    const int64_t row0 = (blocks - 1 - piece / heads) * job->t.bm; /* causal: longest first */
+    backward_work w;
+    backward_work_begin(&w, job, worker);
+    backward_sequence(&w, piece % heads / job->hk, piece % heads % job->hk);
+    const int64_t left = w.seq.nq * job->group - row0;
+    const int rows = (int)(left < job->t.bm ? left : job->t.bm);
+    if (rows <= 0) return;
+    if (stats_given(&w, row0, rows)) stats_again(&w, row0, rows);
+    for (int r = 0; r < rows; r++) {
+        const int64_t i = (row0 + r) / job->group,
+                      h = w.at[1] * job->group + (row0 + r) % job->group;
+        backward_stat(job, &w.seq, h, i)->delta -= scalar_at(&w, &job->c->g.dlse, h, i);
+    }
+}
+
+/* One head, sequences and rows in order. */
+static void sink_piece(void *argument, int64_t h, int worker)
+{
+    const backward_job *job = argument;
+    const call *c = job->c;
+    const ffpa_tensor *dsink = &c->g.dsink;
+    double sum = 0;
+    (void)worker;
+    for (int64_t b = 0; b < job->sequences; b++) {
+        const sequence s = sequence_get(c, b);
+        for (int64_t i = 0; i < s.nq; i++) {
+            const float lse = *(const float *)sequence_query(&s, &c->f.lse, h, i);
+            const row_stat *stat = backward_stat(job, &s, h, i);
+            if (lse == -INFINITY) continue; /* then so is the sink: as if there were none */
+            sum -= exp((double)sink_at(job, h) - (double)lse) * (double)stat->norm *
+                   (double)stat->delta;
+        }
+    }
+    ((float *)dsink->data)[h * dsink->stride[1]] = (float)sum;
+}
+
+void backward_stats_pass(backward_job *job, pool *workers)
+{
+    const int64_t blocks = (job->longest_q * job->group + job->t.bm - 1) / job->t.bm;
+    pool_run(workers, stats_piece, job, job->sequences * job->hk * blocks);
+    if (job->c->g.dsink.data) pool_run(workers, sink_piece, job, job->hq);
+}

@@ -1,0 +1,200 @@
+/* backward_tile.c - one tile of keys x rows: the five products and what is between them.
+ *
+ * NaN and infinity. An entry that is not allowed has P = dX = 0 exactly, but 0 * NaN is NaN: so rows of K,
+ * Q and dO that are not finite stay out of the last three products and are added one by one, to the
+ * allowed entries only. */
+#include "cpu/simd/backward.h"
+
+#include <math.h>
+
+/* C^T of all panels = rows * panels: depth in chunks, so that a chunk of a panel stays in L1. */
+static void rows_by_panels(const backward_work *w, tile_a a, ptrdiff_t depth,
+                           const float *panels, float *c)
+{
+    const ptrdiff_t n = w->sc.n, whole = depth;
+    ptrdiff_t d0 = 0;
+    do {
+        depth = whole - d0 < TILE_DEPTH ? whole - d0 : TILE_DEPTH;
+        for (int p = 0; p < w->rb.lanes; p += NR)
+            tile_mul(n, NR, depth, (tile_a){a.p + d0, a.row, 1},
+                     (tile_b){panels + p * whole + d0 * NR, NR},
+                     (tile_c){c + (ptrdiff_t)p * w->job->t.bn, NR, d0 > 0});
+        d0 += depth;
+    } while (d0 < whole);
+}
+
+/* What weights_vector needs besides the tile; all constant where it is inlined. */
+typedef struct weights_kind {
+    bool masked, kept, capped;
+    bool bare; /* weights without dropout */
+    float factor;
+} weights_kind;
+
+/* VL lanes from lane0 on: scores and dP to P and dX. */
+INLINE void weights_lanes(const backward_work *w, int lane0, const weights_kind kind)
+{
+    const ptrdiff_t ld = w->job->t.ld_p,
+                    at = lane0 / NR * NR * (ptrdiff_t)w->job->t.bn + lane0 % NR;
+    const float *s = w->m.s + at, *dp = w->m.dp + at;
+    const float *keep = w->m.keep + lane0 % NR, *tanhs = w->m.tanhs + lane0 % NR;
+    const vf lse = vload(w->lse + lane0), delta = vload(w->delta + lane0);
+    const vf norm = vload(w->norm + lane0), factor = vset(kind.factor);
+    vi live;
+    memcpy(&live, w->live + lane0, sizeof live);
+    for (ptrdiff_t j = 0; j < w->sc.n; j++) {
+        const vf score = vload(s + j * NR);
+        vf p = vexp(score * factor - lse) * norm, g = vload(dp + j * NR);
+        vf weight = p;
+        if (kind.kept) {
+            const vf k = vload(keep + j * NR);
+            if (!kind.bare) weight = p * k;
+            g = g * k;
+        }
+        vf x = p * (g - delta);
+        if (kind.capped) {
+            const vf t = vload(tanhs + j * NR);
+            x = x * (vset(1.0f) - t * t);
+        }
+        if (kind.masked) { /* p is 0 then, unless lse is NaN; x may be 0 * NaN */
+            const vi in = live & ~(score == vset(-INFINITY));
+            weight = vselect(in, weight, vzero());
+            x = vselect(in, x, vzero());
+        }
+        vstore(w->m.p + j * ld + lane0, weight);
+        vstore(w->m.dx + j * ld + lane0, x);
+    }
+}
+
+static void weights_panel(const backward_work *w, int p, weights_kind kind)
+{
+    for (int lane0 = p; lane0 < p + NR; lane0 += VL) {
+        if (kind.kept || kind.capped)
+            weights_lanes(w, lane0,
+                          (weights_kind){true, kind.kept, kind.capped, kind.bare, kind.factor});
+        else if (kind.masked)
+            weights_lanes(w, lane0, (weights_kind){.masked = true, .factor = kind.factor});
+        else
+            weights_lanes(w, lane0, (weights_kind){.masked = false, .factor = kind.factor});
+    }
+}
+
+bool backward_tile(backward_work *w, int64_t j0, ptrdiff_t n, tile_want want)
+{
+    const backward_plan *t = &w->job->t;
+    const tile_kind kind = scores_tile(&w->sc, j0, n);
+    if (kind == TILE_EMPTY) return false;
+    const ptrdiff_t j = j0 - w->chunk0;
+    rows_by_panels(w, (tile_a){w->m.k + j * t->ld_k, t->ld_k, 1}, t->d, w->m.q_panels, w->m.s);
+    rows_by_panels(w, (tile_a){w->m.v + j * t->ld_v, t->ld_v, 1}, t->dv, w->m.dout_panels,
+                   w->m.dp);
+    const bool capped = w->sc.softcap > 0 && want == WANT_KEPT_DX;
+    const weights_kind how = {kind == TILE_MASKED || w->dead_lanes, w->sc.dropout, capped,
+                              want == WANT_P_DS, kind == TILE_SCALED ? w->sc.factor : 1.0f};
+    for (int p = 0; p < w->rb.lanes; p += NR) {
+        float *s = w->m.s + (ptrdiff_t)p * t->bn;
+        if (kind >= TILE_SCORED) scores_apply(&w->sc, p, s, capped ? w->m.tanhs : NULL);
+        if (how.kept) scores_keep(&w->sc, p, w->m.keep);
+        weights_panel(w, p, how);
+    }
+    return true;
+}
+
+/* ---- dQ ---- */
+
+/* dQ^T += K^T dX^T over keys from .. to - 1 of the tile. */
+static void add_dq_run(const backward_work *w, float *dq, ptrdiff_t from, ptrdiff_t to)
+{
+    const backward_plan *t = &w->job->t;
+    const float *k = w->m.k + (w->sc.j0 - w->chunk0 + from) * t->ld_k;
+    for (ptrdiff_t d0 = 0; d0 < t->d && from < to; d0 += TILE_DEPTH) {
+        const ptrdiff_t columns = t->d - d0 < TILE_DEPTH ? t->d - d0 : TILE_DEPTH;
+        for (int p = 0; p < w->rb.lanes; p += NR)
+            tile_mul(columns, NR, to - from, (tile_a){k + d0, 1, t->ld_k},
+                     (tile_b){w->m.dx + from * t->ld_p + p, t->ld_p},
+                     (tile_c){dq + p * t->d + d0 * NR, NR, true});
+    }
+}
+
+static vi allowed_lanes(const backward_work *w, int lane0, ptrdiff_t j)
+{
+    vi live;
+    memcpy(&live, w->live + lane0, sizeof live);
+    return live & scores_allowed(&w->sc, lane0, j);
+}
+
+static void add_dq_odd(const backward_work *w, float *dq, ptrdiff_t j)
+{
+    const backward_plan *t = &w->job->t;
+    const float *k = w->m.k + (w->sc.j0 - w->chunk0 + j) * t->ld_k;
+    for (int lane0 = 0; lane0 < w->rb.lanes; lane0 += VL) {
+        const vi allowed = allowed_lanes(w, lane0, j);
+        const vf x = vload(w->m.dx + j * t->ld_p + lane0);
+        float *to = dq + lane0 / NR * NR * t->d + lane0 % NR;
+        for (ptrdiff_t d = 0; d < t->d; d++)
+            vstore(to + d * NR, vload(to + d * NR) + vselect(allowed, x * vset(k[d]), vzero()));
+    }
+}
+
+void backward_add_dq(backward_work *w, float *dq)
+{
+    const ptrdiff_t first = w->sc.j0 - w->chunk0, n = w->sc.n;
+    ptrdiff_t from = 0;
+    for (int i = 0; i < w->odd_keys; i++) {
+        const ptrdiff_t j = w->odd_key[i] - first;
+        if (j < 0 || j >= n) continue;
+        add_dq_run(w, dq, from, j);
+        add_dq_odd(w, dq, j);
+        from = j + 1;
+    }
+    add_dq_run(w, dq, from, n);
+}
+
+/* ---- dK, dV ---- */
+
+typedef struct key_gradient {
+    const ffpa_tensor *rows; /* Q or dO */
+    const float *packed;
+    const float *weights; /* dX^T or P^T */
+    float *sum;           /* dK or dV of the tile's first key */
+    ptrdiff_t ld, pad;
+    const int16_t *odd;
+    int odds;
+} key_gradient;
+
+/* Add row r to the keys that it may see. */
+static void add_odd_row(const backward_work *w, const key_gradient *g, int r)
+{
+    const ptrdiff_t dim = g->rows->shape[3], ld_p = w->job->t.ld_p;
+    row_load(w->m.row, sequence_query(&w->seq, g->rows, w->rb.head[r], w->rb.query[r]),
+             g->rows->dtype, g->rows->stride[3], dim);
+    for (ptrdiff_t j = 0; j < w->sc.n; j++) {
+        if (!allowed_lanes(w, r / VL * VL, j)[r % VL]) continue;
+        for (ptrdiff_t d = 0; d < dim; d++)
+            g->sum[j * g->ld + d] += g->weights[j * ld_p + r] * w->m.row[d];
+    }
+}
+
+static void add_key_gradient(const backward_work *w, const key_gradient *g)
+{
+    const ptrdiff_t panel = w->job->t.bm * NR;
+    for (ptrdiff_t d = 0; d < g->pad; d += NR)
+        tile_mul(w->sc.n, NR, w->rb.lanes, (tile_a){g->weights, w->job->t.ld_p, 1},
+                 (tile_b){g->packed + d / NR * panel, NR}, (tile_c){g->sum + d, g->ld, true});
+    for (int i = 0; i < g->odds; i++)
+        add_odd_row(w, g, g->odd[i]);
+}
+
+void backward_add_dkdv(backward_work *w)
+{
+    const backward_plan *t = &w->job->t;
+    const backward_scratch *m = &w->m;
+    const call *c = w->job->c;
+    const ptrdiff_t j = w->sc.j0 - w->chunk0;
+    const key_gradient dk = {&c->f.q, m->q_packed, m->dx,        m->dk + j * t->ld_k,
+                             t->ld_k, t->d_pad,    w->odd_q_row, w->odd_q};
+    const key_gradient dv = {&c->g.dout,          m->dout_packed, m->p,
+                             m->dv + j * t->ld_v, t->ld_v,        t->dv_pad,
+                             w->odd_dout_row,     w->odd_dout};
+    if (c->g.dv.data) add_key_gradient(w, &dv);
+    if (c->g.dk.data) add_key_gradient(w, &dk);
+}
