@@ -18,6 +18,8 @@ enum { SLACK = 8 };
 tiles tiles_of(const problem *p)
 {
     tiles t = {.bm = 128, .bn = 96, .d = p->ask.d, .dv = p->ask.dv};
+    const int64_t rows = p->ask.hk > 0 ? p->ask.nq * (p->ask.hq / p->ask.hk) : 0;
+    if (!(p->sources & VARLEN_Q) && rows < t.bm) t.bm = (int)(rows + NR - 1) / NR * NR;
     t.ld = tile_stride(t.d > t.dv ? t.d : t.dv);
     t.bias = scores_scratch(&p->ask, t.bm);
     t.keep = p->dropping ? (size_t)t.bn * NR : 0;
@@ -29,7 +31,9 @@ static size_t round_line(size_t floats) { return (floats + 15) / 16 * 16; }
 /* Offsets in floats of the parts of a block's scratch; the last one is the end. */
 static void scratch_offsets(const tiles *t, size_t at[7])
 {
-    const size_t size[6] = {(size_t)(t->bm * t->d),
+    const ptrdiff_t few = FEW_ROWS * few_stride(t->d),
+                    q = t->bm * t->d > few ? t->bm * t->d : few;
+    const size_t size[6] = {(size_t)q,
                             (size_t)(t->bm * t->dv),
                             (size_t)(t->bn * t->ld),
                             (size_t)t->bm * (size_t)t->bn,
@@ -83,16 +87,32 @@ static void values_product(const block_state *st, const tiles *t, const block_sc
     }
 }
 
-/* Move the base of one vector of lanes to `top` where that is higher, and o and l with it. */
-static void move_base(float *m, float *l, float *o, ptrdiff_t dv, vf top)
+/* Multiply the rows of o in VL lanes from `lane0` on by alpha. */
+static void scale_output(const block_state *st, const tiles *t, const block_scratch *w,
+                         int lane0, vf alpha)
 {
-    const vf base = vload(m), next = vmax(top, base);
-    const vf alpha =
-        vselect(base == next, vset(1.0f), vexp(base - next)); /* -inf - -inf is NaN */
-    vstore(m, next);
-    vstore(l, vload(l) * alpha);
-    for (ptrdiff_t d = 0; d < dv; d++)
+    if (st->fresh) return;
+    if (st->few) {
+        for (int r = lane0; r < lane0 + VL && r < st->rb.rows; r++)
+            for (ptrdiff_t d = 0; d < t->dv; d++)
+                w->o[r * t->dv + d] *= alpha[r - lane0];
+        return;
+    }
+    float *o = w->o + lane0 / NR * NR * t->dv + lane0 % NR;
+    for (ptrdiff_t d = 0; d < t->dv; d++)
         vstore(o + d * NR, vload(o + d * NR) * alpha);
+}
+
+/* Move the base of VL lanes from `lane0` on to `top` where that is higher, and o and l with it. */
+static void move_base(block_state *st, const tiles *t, const block_scratch *w, int lane0,
+                      vf top)
+{
+    float *m = st->m + lane0, *l = st->l + lane0;
+    const vf base = vload(m), next = vmax(top, base);
+    const vf moved = vexp(base - next), alpha = vselect(base == next, vset(1.0f), moved);
+    vstore(m, next); /* (-inf - -inf would be NaN, hence the select) */
+    vstore(l, vload(l) * alpha);
+    scale_output(st, t, w, lane0, alpha);
 }
 
 /* Scores of one panel, times `factor`, become weights; m, l and o follow. The scaled scores are stored
@@ -100,7 +120,7 @@ static void move_base(float *m, float *l, float *o, ptrdiff_t dv, vf top)
 static void softmax_panel(block_state *st, const tiles *t, const block_scratch *w, int p,
                           float factor)
 {
-    float *s = w->s + (ptrdiff_t)p * t->bn, *o = w->o + p * t->dv;
+    float *s = w->s + (ptrdiff_t)p * t->bn;
     const ptrdiff_t n = st->sc.n;
     float *m = st->m + p, *l = st->l + p;
     vf top[2] = {vset(-INFINITY), vset(-INFINITY)};
@@ -112,7 +132,7 @@ static void softmax_panel(block_state *st, const tiles *t, const block_scratch *
         }
     for (int h = 0; h < 2; h++)
         if (vany(top[h] > vload(m + h * VL) + vset(SLACK)))
-            move_base(m + h * VL, l + h * VL, o + h * VL, st->fresh ? 0 : t->dv, top[h]);
+            move_base(st, t, w, p + h * VL, top[h]);
     vf base[2], sum[2] = {vzero(), vzero()};
     for (int h = 0; h < 2; h++) { /* a lane that has seen no key: all its scores are -inf */
         const vf b = vload(m + h * VL);
@@ -174,8 +194,24 @@ static void add_odd_value(const block_state *st, const tiles *t, const block_scr
         const vi seen = scores_allowed(&st->sc, p, j);
         const vf weight = vload(w->s + (ptrdiff_t)panel * t->bn + j * NR + half);
         float *o = w->o + panel * t->dv + half;
-        for (ptrdiff_t d = 0; d < t->dv; d++)
+        for (int r = p; st->few && r < p + VL && r < st->rb.rows; r++)
+            for (ptrdiff_t d = 0; d < t->dv; d++)
+                if (seen[r - p]) w->o[r * t->dv + d] += weight[r - p] * v[d];
+        for (ptrdiff_t d = 0; !st->few && d < t->dv; d++)
             vstore(o + d * NR, vload(o + d * NR) + vselect(seen, weight * vset(v[d]), vzero()));
+    }
+}
+
+/* Scores become weights, in all panels. */
+static void softmax_tile(block_state *st, const tiles *t, const block_scratch *w,
+                         tile_kind kind)
+{
+    for (int p = 0; p < st->rb.lanes; p += NR) {
+        float *s = w->s + (ptrdiff_t)p * t->bn;
+        const bool done = kind != TILE_PLAIN && kind != TILE_SCALED;
+        if (done) scores_apply(&st->sc, p, s, NULL);
+        softmax_panel(st, t, w, p, done ? 1.0f : st->sc.factor);
+        if (st->sc.dropout) drop_weights(st, w, p, s);
     }
 }
 
@@ -186,16 +222,32 @@ static void tile_run(block_state *st, const tiles *t, const block_scratch *w, ti
     int16_t odd[MAX_KEYS];
     rows_load_keys(w->kv, t->ld, &st->rb, &c->f.k, st->sc.j0, n);
     scores_product(st, t, w, n);
-    for (int p = 0; p < st->rb.lanes; p += NR) {
-        float *s = w->s + (ptrdiff_t)p * t->bn;
-        const bool done = kind != TILE_PLAIN && kind != TILE_SCALED;
-        if (done) scores_apply(&st->sc, p, s, NULL);
-        softmax_panel(st, t, w, p, done ? 1.0f : st->sc.factor);
-        if (st->sc.dropout) drop_weights(st, w, p, s);
-    }
+    softmax_tile(st, t, w, kind);
     rows_load_keys(w->kv, t->ld, &st->rb, &c->f.v, st->sc.j0, n);
     const int odds = kind == TILE_MASKED ? take_odd_values(t, w, n, odd) : 0;
     values_product(st, t, w, n);
+    st->fresh = false;
+    for (int i = 0; i < odds; i++)
+        add_odd_value(st, t, w, odd[i]);
+}
+
+static void tile_run_few(block_state *st, const tiles *t, const block_scratch *w,
+                         tile_kind kind)
+{
+    few_tile f = {.rb = &st->rb,
+                  .j0 = st->sc.j0,
+                  .end = st->end,
+                  .n = st->sc.n,
+                  .scratch = w->kv,
+                  .ld = t->ld,
+                  .s = w->s,
+                  .panel_keys = t->bn};
+    int16_t odd[MAX_KEYS];
+    few_scores(&f, w->q);
+    softmax_tile(st, t, w, kind);
+    if (kind == TILE_MASKED || !row_contiguous(&st->rb.c->f.v)) few_copy_values(&f);
+    const int odds = kind == TILE_MASKED ? take_odd_values(t, w, f.n, odd) : 0;
+    few_output(&f, w->o, st->fresh);
     st->fresh = false;
     for (int i = 0; i < odds; i++)
         add_odd_value(st, t, w, odd[i]);
@@ -207,17 +259,37 @@ void block_run(block_state *st, const tiles *t, const block_scratch *w, int64_t 
     for (int r = 0; r < st->rb.lanes; r++)
         st->m[r] = -INFINITY, st->l[r] = 0;
     st->fresh = true;
+    st->few = st->rb.rows <= FEW_ROWS;
     if (first < st->rb.first) first = st->rb.first;
     if (last > st->rb.last) last = st->rb.last;
     if (first >= last) return;
+    st->end = last;
     scores_begin(&st->sc, &st->rb, w->bias);
-    rows_to_panels(w->q, &st->rb, &st->rb.c->f.q);
-    for (int64_t j0 = first / t->bn * t->bn; j0 < last; j0 += t->bn) {
-        const int64_t from = j0 < first ? first : j0,
-                      to = j0 + t->bn < last ? j0 + t->bn : last;
+    if (st->few)
+        few_load_q(w->q, &st->rb);
+    else
+        rows_to_panels(w->q, &st->rb, &st->rb.c->f.q);
+    const int64_t step = st->few ? FEW_KEYS : t->bn;
+    for (int64_t j0 = first / step * step; j0 < last; j0 += step) {
+        const int64_t from = j0 < first ? first : j0, to = j0 + step < last ? j0 + step : last;
         const tile_kind kind = scores_tile(&st->sc, from, to - from);
-        if (kind != TILE_EMPTY) tile_run(st, t, w, kind);
+        if (kind == TILE_EMPTY) continue;
+        if (st->few)
+            tile_run_few(st, t, w, kind);
+        else
+            tile_run(st, t, w, kind);
     }
+}
+
+void block_row(const block_state *st, const tiles *t, const block_scratch *w, int r, float *row,
+               float factor)
+{
+    if (!st->few || factor == 0.0f) {
+        panel_row(row, w->o, t->dv, r, factor);
+        return;
+    }
+    for (ptrdiff_t d = 0; d < t->dv; d++)
+        row[d] = w->o[r * t->dv + d] * factor;
 }
 
 float block_finish(float m, float l, const float *sink, float *lse)

@@ -2,6 +2,7 @@
 #ifndef FFPA_CPU_SIMD_BLOCK_H
 #define FFPA_CPU_SIMD_BLOCK_H
 
+#include "cpu/simd/few.h"
 #include "cpu/simd/scores.h"
 
 /* Tiles of one problem; a function of its shape alone, so that results are too. */
@@ -12,10 +13,10 @@ typedef struct tiles {
     size_t keep;         /* floats of dropout scratch */
 } tiles;
 
-/* Scratch of one worker, cut from the workspace. */
+/* Scratch of one worker, cut from the workspace. In brackets: blocks of few rows (few.h). */
 typedef struct block_scratch {
-    float *q;    /* [bm / NR][d][NR]  rows of Q, scaled */
-    float *o;    /* [bm / NR][dv][NR] sum of P V, not normalised */
+    float *q;    /* [bm / NR][d][NR]  rows of Q                        [rows][few_stride(d)] */
+    float *o;    /* [bm / NR][dv][NR] sum of P V, not normalised       [rows][dv] */
     float *kv;   /* [bn][ld] a tile of K, then the same tile of V */
     float *s;    /* [bm / NR][bn][NR] scores, then weights */
     float *bias; /* see scores.h */
@@ -27,7 +28,9 @@ typedef struct block_state {
     row_block rb;
     scores sc;
     float m[MAX_ROWS], l[MAX_ROWS];
-    bool fresh; /* no key yet: o is not initialised */
+    bool few;    /* at most FEW_ROWS rows */
+    bool fresh;  /* no key yet: o is not initialised */
+    int64_t end; /* of the keys to come */
 } block_state;
 
 #define tiles_of ISA_NAME(tiles_of)
@@ -43,6 +46,11 @@ block_scratch block_scratch_at(const tiles *t, void *memory);
 #define block_run ISA_NAME(block_run)
 void block_run(block_state *st, const tiles *t, const block_scratch *w, int64_t first,
                int64_t last);
+
+/* Row r of o, as `dv` floats times `factor`; 0 gives 0 whatever is there. */
+#define block_row ISA_NAME(block_row)
+void block_row(const block_state *st, const tiles *t, const block_scratch *w, int r, float *row,
+               float factor);
 
 /* Weight of a row's sum and its LSE, from m, l and the sink (NULL = none). */
 #define block_finish ISA_NAME(block_finish)

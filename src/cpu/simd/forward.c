@@ -12,6 +12,7 @@
 #include "cpu/simd/simd.h"
 
 #include <math.h>
+#include <stdio.h>
 
 enum {
     SPLIT_ROWS = 128,  /* with more rows than this, keys are not split */
@@ -42,7 +43,8 @@ typedef struct layout {
     size_t unit_floats;  /* partial results of a unit, as many parts as there may be */
     int64_t wave;        /* units in flight; 0 = keys are never split */
     int threads;
-    int splits; /* most parts of a unit */
+    int splits;   /* most parts of a unit */
+    int64_t rows; /* most rows of a unit whose keys are split, or all when dense */
 } layout;
 
 static layout layout_of(const ffpa_plan *plan)
@@ -55,6 +57,7 @@ static layout layout_of(const ffpa_plan *plan)
     const int64_t group = p->ask.hk > 0 ? p->ask.hq / p->ask.hk : 0;
     int64_t rows = group * (q_varies ? p->total_q : p->ask.nq);
     if (q_varies && rows > SPLIT_ROWS) rows = SPLIT_ROWS;
+    y.rows = rows;
     y.splits = split_count(rows, k_varies ? INT64_MAX : p->ask.nk);
     const int64_t units = p->ask.b * p->ask.hk;
     if (y.splits == 1 || units <= 0 || rows <= 0) return y;
@@ -79,6 +82,9 @@ static ffpa_status plan_forward(ffpa_plan *plan)
     r->tile_k = y.t.bn;
     r->tile_d = (int32_t)(y.t.d < TILE_DEPTH ? y.t.d : TILE_DEPTH);
     r->splits = y.splits;
+    const bool few = !(plan->prob.sources & VARLEN_Q) && y.rows <= FEW_ROWS;
+    snprintf(r->path, sizeof r->path, "cpu/%s/%s", ISA_TEXT(FFPA_ISA),
+             few ? "decode" : "forward");
     r->threads = y.threads;
     return FFPA_OK;
 }
@@ -140,8 +146,9 @@ static void run_block(void *argument, int64_t piece, int worker)
     for (int r = 0; r < count; r++) {
         factor[r] = block_finish(st->m[r], st->l[r], sink_of(job->c, st->rb.head[r]), &lse);
         lse_store(&st->rb, r, lse);
+        if (st->few) row_out(&st->rb, &job->c->f.o, r, w.o + r * job->y.t.dv, factor[r]);
     }
-    rows_from_panels(&st->rb, &job->c->f.o, w.o, factor);
+    if (!st->few) rows_from_panels(&st->rb, &job->c->f.o, w.o, factor);
 }
 
 /* Piece of the second pass: the few rows of a unit over one part of the keys. */
@@ -166,7 +173,7 @@ static void run_part(void *argument, int64_t piece, int worker)
     for (int r = 0; r < rows; r++) {
         m[r] = st->m[r];
         l[r] = st->l[r];
-        panel_row(o + r * job->y.t.dv, w.o, job->y.t.dv, r, st->fresh ? 0.0f : 1.0f);
+        block_row(st, &job->y.t, &w, r, o + r * job->y.t.dv, st->fresh ? 0.0f : 1.0f);
     }
 }
 
@@ -229,8 +236,7 @@ static ffpa_status forward(const ffpa_plan *plan, const call *c, void *workspace
 {
     const int64_t sequences = sequence_count(c);
     int64_t most_rows = 0;
-    bool whole = false,
-         split = false; /* is there anything for the first pass, for the others? */
+    bool whole = false, split = false; /* units for the first pass, for the others */
     forward_job job = {
         .ask = &plan->prob.ask, .c = c, .y = layout_of(plan), .workers = workspace};
     job.partials = (float *)(void *)(job.workers + (size_t)job.y.threads * job.y.worker_bytes);

@@ -33,6 +33,12 @@ typedef struct row_block {
 void row_block_set(row_block *rb, const ffpa_problem *ask, const call *c, const sequence *s,
                    row_place at);
 
+/* Do rows of t lie in one piece? */
+INLINE bool row_contiguous(const ffpa_tensor *t)
+{
+    return t->stride[3] == 1 || t->shape[3] == 1;
+}
+
 /* n elements, `stride` apart, as f32. BOOL becomes 0 where set and -inf where not. */
 #define row_load ISA_NAME(row_load)
 void row_load(float *dst, const void *src, int32_t dtype, int64_t stride, ptrdiff_t n);

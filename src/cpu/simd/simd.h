@@ -7,8 +7,7 @@
 typedef struct cpu_kernels {
     const char *isa; /* as in paths: "avx2" */
 
-    /* As the members of `backend`. plan_* fill the report except its path; path_* name the last part
-     * of the path, "forward" or "decode". */
+    /* As the members of `backend`. */
     ffpa_status (*plan_forward)(ffpa_plan *plan);
     ffpa_status (*forward)(const ffpa_plan *plan, const call *c, void *workspace);
     ffpa_status (*plan_backward)(ffpa_plan *plan);

@@ -70,7 +70,9 @@ typedef void block_fn(ptrdiff_t n, ptrdiff_t depth, const tile_a *a, const tile_
 BLOCKS(1)
 BLOCKS(2)
 BLOCKS(3)
-BLOCKS(4) BLOCKS(5) BLOCKS(6)
+BLOCKS(4)
+BLOCKS(5)
+BLOCKS(6)
 #if defined(__AVX512F__)
     BLOCKS(7) BLOCKS(8) BLOCKS(9) BLOCKS(10) BLOCKS(11) BLOCKS(12)
 #endif
@@ -89,11 +91,12 @@ void tile_mul(ptrdiff_t m, ptrdiff_t n, ptrdiff_t depth, tile_a a, tile_b b, til
         const ptrdiff_t columns = n - j < NR ? n - j : NR;
         const enum walk walk = columns < NR ? PARTIAL : full;
         const tile_b bj = {b.p + j, b.ld};
-        for (ptrdiff_t i = 0; i < m; i += MR) {
-            const ptrdiff_t rows = m - i < MR ? m - i : MR;
+        for (ptrdiff_t i = 0, left = (m + MR - 1) / MR; left > 0; left--) {
+            const ptrdiff_t rows = (m - i + left - 1) / left; /* even: short blocks are slow */
             const tile_a ai = {a.p + i * a.row, a.row, a.col};
             const tile_c cij = {c.p + i * c.ld + j, c.ld, c.add};
             blocks[rows][walk](columns, depth, &ai, &bj, &cij);
+            i += rows;
         }
     }
 }

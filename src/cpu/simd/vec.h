@@ -116,6 +116,32 @@ INLINE int vany(vi mask)
 #endif
 }
 
+INLINE float vsum(vf a)
+{
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)a);
+#elif defined(__AVX2__)
+    __m128 x =
+        _mm_add_ps(_mm256_castps256_ps128((__m256)a), _mm256_extractf128_ps((__m256)a, 1));
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+#else
+    return (a[0] + a[2]) + (a[1] + a[3]);
+#endif
+}
+
+/* Bring the cache line of p into L1. */
+INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, 3); }
+
+/* x in a register: keeps the compiler from loading it once per use. */
+INLINE vf vkeep(vf x)
+{
+#if defined(__AVX2__)
+    __asm__("" : "+x"(x));
+#endif
+    return x;
+}
+
 /* Low halves of a * b, and the high halves. */
 INLINE vu vmul_wide(vu a, uint32_t b, vu *high)
 {
