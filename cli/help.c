@@ -103,17 +103,40 @@ static const char INFO_HELP[] =
     "\n"
     "Version, backends, instruction sets, threads and processor. Paste it into a bug report.\n";
 
+static const char PREBUILD_HELP[] =
+    "ffpa prebuild --arch ARCH[,ARCH...] --out DIR PROBLEM... [options]\n"
+    "\n"
+    "Compile the GPU kernels of problems into a folder, without a GPU. The folder may be "
+    "copied to\n"
+    "another machine and named there by FFPA_CACHE_DIR; no compiler is needed there.\n"
+    "\n"
+    "  ffpa prebuild --arch sm_90a --out pack fwd,bf16,b1h32,q8192k8192,d512v512,causal\n"
+    "\n"
+    "  --arch ARCHES        sm_80, sm_86, sm_89, sm_90a, sm_100a, sm_120a, ...\n"
+    "  -o, --out DIR        the folder\n"
+    "  -f, --file FILE      problems from a file, one a line, # comments\n";
+
+static const char DOCTOR_HELP[] =
+    "ffpa doctor [options]\n"
+    "\n"
+    "What will work on this machine, and why the rest will not: CPU, driver and GPU, run-time\n"
+    "compiler, kernel cache. Each is tried. Exit 0 in any case.\n";
+
 const command COMMANDS[] = {
     {"run", cmd_run, "attention on tensors from files, .safetensors and .npy", RUN_HELP},
     {"check", cmd_check, "a path against the float64 oracle", CHECK_HELP},
     {"bench", cmd_bench, "how fast a problem runs", BENCH_HELP},
     {"explain", cmd_explain, "how a problem would run, and why not otherwise", EXPLAIN_HELP},
+    {"prebuild", cmd_prebuild, "compile GPU kernels into a folder, without a GPU",
+     PREBUILD_HELP},
+    {"doctor", cmd_doctor, "what will work on this machine, and why the rest will not",
+     DOCTOR_HELP},
     {"info", cmd_info, "this library on this machine", INFO_HELP},
     {NULL, NULL, NULL, NULL}};
 
 static const char COMMON_HELP[] =
     "Common options\n"
-    "  --backend NAME       auto (default), cpu, reference, naive\n"
+    "  --backend NAME       auto (default), cuda, cpu, reference, naive\n"
     "  --isa NAME           auto (default), avx512, avx2, portable\n"
     "  --threads N          CPU threads; one per processor without it\n"
     "  --allow-slow         let the reference take what no fast path supports\n"

@@ -32,6 +32,8 @@ int cmd_check(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_explain(int argc, char **argv);
 int cmd_info(int argc, char **argv);
+int cmd_prebuild(int argc, char **argv);
+int cmd_doctor(int argc, char **argv);
 
 /* ---- complaints ---- */
 

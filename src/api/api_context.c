@@ -101,22 +101,41 @@ static void find_cache_folder(const ffpa_context_options *o, char out[DISK_PATH]
     if (n <= 0 || n >= DISK_PATH) out[0] = 0;
 }
 
-/* Python prefixes where pip may have put the compiler: the active environment's, the running
- * interpreter's, the user's, the system's. */
+/* One more element of a list separated by ':'. An empty one, or one that does not fit, is left out. */
+static void add_prefix(char *out, size_t bytes, const char *prefix, int length,
+                       const char *tail)
+{
+    const size_t used = strlen(out);
+    if (length > 0 && used + (size_t)length + strlen(tail) + 2 < bytes)
+        snprintf(out + used, bytes - used, "%s%.*s%s", used ? ":" : "", length, prefix, tail);
+}
+
+/* Python prefixes where pip may have put the compiler: the active environment's, the running program's
+ * (an interpreter's, perhaps), those whose bin is in PATH, the user's, the system's. */
 static void find_prefixes(char *out, size_t bytes)
 {
+    static const char *const variables[] = {"VIRTUAL_ENV", "CONDA_PREFIX"};
     char program[DISK_PATH] = "";
-    const char *venv = option_or_env(NULL, "VIRTUAL_ENV"),
-               *conda = option_or_env(NULL, "CONDA_PREFIX");
-    const char *home = option_or_env(NULL, "HOME");
+    const char *path = option_or_env(NULL, "PATH"), *home = option_or_env(NULL, "HOME");
     const ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
     program[n > 0 ? n : 0] = 0;
     for (int up = 0; up < 2; up++) { /* PREFIX/bin/python3 -> PREFIX */
         char *slash = strrchr(program, '/');
         if (slash) *slash = 0;
     }
-    snprintf(out, bytes, "%s:%s:%s:%s%s:/usr/local:/usr", venv ? venv : "", conda ? conda : "",
-             program, home ? home : "", home ? "/.local" : "");
+    out[0] = 0;
+    for (int i = 0; i < 2; i++) {
+        const char *value = option_or_env(NULL, variables[i]);
+        if (value) add_prefix(out, bytes, value, (int)strlen(value), "");
+    }
+    add_prefix(out, bytes, program, (int)strlen(program), "");
+    for (const char *p = path; p && *p;) {
+        const int length = (int)strcspn(p, ":");
+        if (length > 4 && strncmp(p + length - 4, "/bin", 4) == 0)
+            add_prefix(out, bytes, p, length - 4, "");
+        p += length + (p[length] == ':');
+    }
+    if (home) add_prefix(out, bytes, home, (int)strlen(home), "/.local");
 }
 
 static ffpa_status open_cuda(ffpa_context *ctx, const ffpa_context_options *o)
@@ -160,10 +179,11 @@ ffpa_status ffpa_context_create(const ffpa_context_options *options, ffpa_contex
         return status;
     }
     snprintf(ctx->describe, sizeof ctx->describe,
-             "ffpa %d.%d.%d backend=%s isa=%s threads=%d policy=%s", FFPA_VERSION_MAJOR,
-             FFPA_VERSION_MINOR, FFPA_VERSION_PATCH, ctx->only ? ctx->only->name : "auto",
-             isa_name(ctx->isa), threads,
-             ctx->policy == FFPA_ALLOW_SLOW ? "allow-slow" : "strict");
+             "ffpa %d.%d.%d backend=%s isa=%s threads=%d policy=%s cache=%s",
+             FFPA_VERSION_MAJOR, FFPA_VERSION_MINOR, FFPA_VERSION_PATCH,
+             ctx->only ? ctx->only->name : "auto", isa_name(ctx->isa), threads,
+             ctx->policy == FFPA_ALLOW_SLOW ? "allow-slow" : "strict",
+             cuda_cache_describe(ctx->cuda));
     context_log(ctx, FFPA_LOG_INFO, "%s", ctx->describe);
     *context = ctx;
     return FFPA_OK;

@@ -29,7 +29,7 @@ struct ffpa_context {
     cuda_context *cuda; /* the GPU backend's own; nothing in core looks inside */
     ffpa_log_fn log;
     void *log_user;
-    char describe[160];
+    char describe[1200];
 };
 
 /* Send a line to the caller's log, if there is one. */

@@ -28,6 +28,7 @@ ffpa_status cuda_context_new(const ffpa_context *ctx, const cuda_settings *s,
                                  {s->nvrtc_path ? c->nvrtc_path : NULL, c->prefixes, 0}};
     c->ctx = ctx;
     c->libs = s->libs;
+    c->mode = s->mode;
     if (fits) c->jit = jit_new(ctx, &options);
     if (!c->jit) {
         mem_free(&ctx->alloc, c);
@@ -41,6 +42,12 @@ ffpa_status cuda_context_new(const ffpa_context *ctx, const cuda_settings *s,
     pthread_mutex_init(&c->lock, NULL);
     *out = c;
     return FFPA_OK;
+}
+
+const char *cuda_cache_describe(const cuda_context *c)
+{
+    if (c->mode == JIT_OFF) return "off";
+    return *c->cache_dir ? c->cache_dir : "none";
 }
 
 /* Nothing can be done about failures here: after a fork or at exit the driver may be gone already. */

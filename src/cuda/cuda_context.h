@@ -57,12 +57,16 @@ struct cuda_context {
     cuda_device devices[MAX_DEVICES];
     jit *jit;
     const dynlib *libs;
+    jit_mode mode;
     char cache_dir[DISK_PATH], nvrtc_path[DISK_PATH], prefixes[4 * DISK_PATH];
 };
 
 ffpa_status cuda_context_new(const ffpa_context *ctx, const cuda_settings *s,
                              cuda_context **out);
 void cuda_context_free(cuda_context *c); /* NULL is fine */
+
+/* Where compiled kernels are kept: a folder, or "off" or "none" when they are not. */
+const char *cuda_cache_describe(const cuda_context *c);
 
 /* Open the driver if it is not yet: E_NO_DEVICE says why it cannot be. */
 ffpa_status cuda_open_driver(cuda_context *c);

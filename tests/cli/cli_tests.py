@@ -42,6 +42,7 @@ MASKS = [
     (r"\b(cpu|reference)/[\w/]+", "PATH"),
     (r"isa=\w+", "isa=ISA"),
     (r"threads=\d+", "threads=N"),
+    (r"cache=\S+", "cache=FOLDER"),
     (r"(threads +)\d+", r"\1N"),
     (r"(tiles +|workspace +|splits +).*", r"\1..."),
     (r"(processor +).*", r"\1..."),
@@ -63,6 +64,8 @@ GOLDENS = {
     "help_bench": (DONE, ["help", "bench"]),
     "help_explain": (DONE, ["help", "explain"]),
     "help_info": (DONE, ["help", "info"]),
+    "help_prebuild": (DONE, ["help", "prebuild"]),
+    "help_doctor": (DONE, ["help", "doctor"]),
     "help_problem": (DONE, ["help", "problem"]),
     "version": (DONE, ["--version"]),
     "info": (DONE, ["info"]),
@@ -73,6 +76,10 @@ GOLDENS = {
     "missing_value": (BAD_USAGE, ["check", SMALL, "--threads"]),
     "bad_threads": (BAD_USAGE, ["check", SMALL, "--threads", "many"]),
     "bad_backend": (LIB_FAILED, ["check", SMALL, "--backend", "abacus"]),
+    "prebuild_no_arch": (BAD_USAGE, ["prebuild", SMALL, "--out", "pack"]),
+    "prebuild_no_folder": (BAD_USAGE, ["prebuild", SMALL, "--arch", "sm_90a"]),
+    "prebuild_bad_arch": (LIB_FAILED, ["prebuild", SMALL, "--arch", "sm_75", "--out", "pack"]),
+    "doctor_argument": (BAD_USAGE, ["doctor", "please"]),
     "bad_rows": (BAD_USAGE, ["check", SMALL, "--rows", "0"]),
     "no_problem": (BAD_USAGE, ["check"]),
     "bad_problem": (BAD_USAGE, ["check", "fwd,bf16,b1h4k2,q20k30,d40,casual"]),
@@ -508,6 +515,13 @@ class Json(Folder):
         run = self.document(DONE, "run", DATA / "minilm_l4_d384.safetensors", "--expect",
                             DATA / "minilm_l4_d384_expected.safetensors")
         self.assertEqual([c["pass"] for c in run["compared"]], [True, True])
+
+    def test_doctor(self):
+        found = self.document(DONE, "doctor")
+        self.assertTrue(found["cpu"]["good"])
+        for name in ("driver", "compiler", "cache"):
+            self.assertIsInstance(found[name]["good"], bool)
+            self.assertTrue(found[name]["text"])
 
     def test_failures(self):
         self.document(BAD_USAGE, "check", "nonsense")

@@ -1,0 +1,157 @@
+/* cmd_doctor.c - `ffpa doctor`: what will work on this machine, and why the rest will not. Each line is an
+ * attempt, not a guess: a driver opened, a kernel compiled, a file written. */
+#include "program.h"
+
+#include <dirent.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct finding {
+    const char *name;
+    bool good;
+    char text[700];
+} finding;
+
+static const char PROBE[] = "fwd,bf16,b1h1,q64k64,d64"; /* the smallest kernel there is */
+
+static finding from_status(const char *name, ffpa_status status, const char *when_good)
+{
+    finding f = {.name = name, .good = status == FFPA_OK};
+    snprintf(f.text, sizeof f.text, "%s", f.good ? when_good : ffpa_last_error());
+    return f;
+}
+
+static ffpa_context *context_of(const char *backend, ffpa_status *status)
+{
+    const ffpa_context_options options = {.struct_size = sizeof options, .backend = backend};
+    ffpa_context *context = NULL;
+    *status = ffpa_context_create(&options, &context);
+    return context;
+}
+
+static finding find_cpu(void)
+{
+    ffpa_status status;
+    ffpa_context *context = context_of("cpu", &status);
+    const finding f = from_status("cpu", status, ffpa_context_describe(context));
+    ffpa_context_destroy(context);
+    return f;
+}
+
+/* The driver; and, where there is one, a kernel from the cache or compiler to the GPU. */
+static int find_gpu(finding *out)
+{
+    ffpa_status status;
+    ffpa_problem problem;
+    ffpa_report report = {.struct_size = sizeof report};
+    char text[200];
+    ffpa_context *context = context_of("cuda", &status);
+    out[0] = from_status("driver", status, "an NVIDIA driver with a GPU");
+    if (!context) return 1;
+    const double begin = seconds_now();
+    ffpa_problem_parse(PROBE, &problem);
+    status = ffpa_explain(context, &problem, &report);
+    snprintf(text, sizeof text, "%s loaded in %.2f s", report.path, seconds_now() - begin);
+    out[1] = from_status("gpu kernel", status, text);
+    ffpa_context_destroy(context);
+    return 2;
+}
+
+/* A folder of plain files. */
+static void remove_folder(const char *folder)
+{
+    char path[400];
+    DIR *entries = opendir(folder);
+    for (struct dirent *e; entries && (e = readdir(entries));) {
+        snprintf(path, sizeof path, "%s/%s", folder, e->d_name);
+        if (e->d_name[0] != '.') unlink(path);
+    }
+    if (entries) closedir(entries);
+    rmdir(folder);
+}
+
+static finding find_compiler(void)
+{
+    char folder[] = "/tmp/ffpa_doctor_XXXXXX", text[200];
+    ffpa_problem problem;
+    ffpa_status status;
+    ffpa_context *context = context_of("auto", &status);
+    finding f = from_status("compiler", status, "");
+    if (!context) return f;
+    if (!mkdtemp(folder)) {
+        snprintf(f.text, sizeof f.text, "/tmp cannot be written, so it was not tried");
+        f.good = false;
+    } else {
+        const double begin = seconds_now();
+        ffpa_problem_parse(PROBE, &problem);
+        status = ffpa_prebuild(context, &problem, "sm_90a", folder);
+        snprintf(text, sizeof text, "NVRTC compiled a kernel for sm_90a in %.2f s",
+                 seconds_now() - begin);
+        f = from_status("compiler", status, text);
+        remove_folder(folder);
+    }
+    ffpa_context_destroy(context);
+    return f;
+}
+
+/* The cache folder as the library's description names it, or the nearest folder above it that exists: can
+ * this process write there? */
+static finding find_cache(void)
+{
+    ffpa_status status;
+    finding f = {.name = "cache"};
+    ffpa_context *context = context_of("auto", &status);
+    const char *at = strstr(ffpa_context_describe(context), " cache=");
+    char folder[600] = "";
+    snprintf(folder, sizeof folder, "%s", at ? at + 7 : "");
+    ffpa_context_destroy(context);
+    if (folder[0] != '/') {
+        snprintf(f.text, sizeof f.text, "%s: every process compiles again", folder);
+        return f;
+    }
+    snprintf(f.text, sizeof f.text, "%s", folder);
+    while (access(folder, F_OK) != 0 && strrchr(folder, '/') != folder)
+        *strrchr(folder, '/') = 0;
+    f.good = access(folder, W_OK | X_OK) == 0;
+    if (!f.good) {
+        const size_t used = strlen(f.text);
+        snprintf(f.text + used, sizeof f.text - used,
+                 ": cannot be written; every process compiles again");
+    }
+    return f;
+}
+
+static void show(cJSON *document, const finding *f)
+{
+    if (!document) {
+        printf("%s%-4s%s %-11s %s\n", f->good ? style_good() : style_bad(),
+               f->good ? "yes" : "no", style_off(), f->name, f->text);
+        return;
+    }
+    cJSON *one = cJSON_AddObjectToObject(document, f->name);
+    cJSON_AddBoolToObject(one, "good", f->good);
+    cJSON_AddStringToObject(one, "text", f->text);
+}
+
+int cmd_doctor(int argc, char **argv)
+{
+    static const struct option TABLE[] = {COMMON_OPTIONS, {NULL, 0, NULL, 0}};
+    common_options common = {0};
+    finding found[5];
+    int code = DONE, count = 0;
+    for (int option; code == DONE && (option = next_option(argc, argv, ":", TABLE)) != -1;)
+        common_option(&common, option, &code);
+    if (code == DONE && optind < argc)
+        code = complain(BAD_USAGE, "doctor takes no argument '%s'", argv[optind]);
+    if (code != DONE) return code;
+    found[count++] = find_cpu();
+    count += find_gpu(found + count);
+    found[count++] = find_compiler();
+    found[count++] = find_cache();
+    cJSON *document = common.json ? json_document("doctor") : NULL;
+    for (int i = 0; i < count; i++)
+        show(document, &found[i]);
+    if (document) json_finish(document, DONE);
+    return DONE;
+}
