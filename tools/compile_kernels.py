@@ -13,7 +13,7 @@ import os
 import pathlib
 import re
 import sys
-import time
+from concurrent.futures import ProcessPoolExecutor
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent / "kernels"
 ARCHES = ["sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a"]
@@ -30,22 +30,37 @@ def ceil_div(a, b):
 def forward_bytes(dtype, d, bm, bn, wn, ring):
     """fwd_shared_bytes of kernels/common/shapes.h."""
     size = 4 if dtype == F32 else 2
-    return bm * 128 * max(1, ceil_div(d * size, 128)) + bm * bn * size + bn * 128 * ring + bm * wn * 8 + bn * 4
+    return bm * 128 * max(1, ceil_div(d * size, 128)) + bm * bn * size + bn * 128 * ring + bm * wn * 8 + 192
 
 
-def forward_config(dtype, d, dv, rows, shared_kib):
-    """Tiles of the forward kernel: the first row that the registers and the shared memory hold.
-    `rows` = query rows that share keys in one tile: at most 16 means decode."""
-    size, wide = (4 if dtype == F32 else 2), max(d, dv)
-    tiles = [(128, 64, 4, 2, 256), (64, 128, 2, 4, 512), (64, 64, 2, 4, 512), (32, 128, 1, 8, 1024),
-             (16, 128, 1, 8, 1024), (16, 64, 1, 4, 1024)]  # BM BN WM WN, widest Dv whose O fits the registers
+def heavy(options):
+    """Do these options keep much state beside the accumulators: a bias, distances, random bits, any stride?"""
+    return bool(options.get("MASK", 0) not in (0, BOOL) or options.get("ALIBI") or options.get("DROPOUT") or
+                options.get("SOFTCAP") or not options.get("ALIGNED", 1))
+
+
+def forward_config(dtype, d, dv, rows, shared_kib, options=None):
+    """Tiles of the forward kernel. The first row whose O fits the registers (dv <= widest) and that leaves room for
+    two slots: as wide as they can be, then three of them. `rows` of at most 16 share their keys: decode, where many
+    small slots keep the memory busy and two CTAs share a multiprocessor."""
+    size = 4 if dtype == F32 else 2
+    panels = max(1, ceil_div(d * size, 128))
+    options = options or {}
+    wide = [(128, 128, 4, 2, 128), (128, 64, 4, 2, 256), (128, 32 if options.get("RANGE") else 64, 4, 2, 320),
+            (64, 128, 2, 4, 640), (64, 64, 2, 4, 640), (32, 256, 1, 8, 1024)]  # BM BN WM WN, widest Dv
+    slim = [(128, 64, 4, 2, 256), (64, 64, 2, 4, 512)]
+    tiles = (slim if heavy(options) else wide) + [(64, 64, 2, 4, 512), (32, 128, 1, 8, 1024 if size == 2 else 640),
+                                                  (16, 128, 1, 8, 1024), (16, 64, 1, 4, 1024)]
     for bm, bn, wm, wn, widest in tiles:
-        if dv > widest or (bm > 16 and rows <= 16) or (size == 4 and bm > 32):
+        decode = bm == 16
+        if dv > widest or (not decode and rows <= 16) or (size == 4 and (bm > 32 or bn > 128)):
             continue
-        free = shared_kib * 1024 // (2 if bm == 16 and wide <= 512 and shared_kib > 160 else 1)
-        stages = min(8, (free - forward_bytes(dtype, d, bm, bn, wn, 0)) // (bn * 128))
-        if stages >= 3 or (bm, bn) == tiles[-1][:2]:
-            return dict(BM=bm, BN=bn, WM=wm, WN=wn, PANELS=1, STAGES=stages)
+        two = decode and rows <= 16 and forward_bytes(dtype, d, bm, bn, wn, 3) <= shared_kib * 512
+        free = shared_kib * (512 if two else 1024) - forward_bytes(dtype, d, bm, bn, wn, 0)
+        width = 1 if decode else max(1, min(panels, 5, free // (2 * bn * 128)))
+        stages = min(8 if decode else 3, free // (bn * 128 * width))
+        if stages >= 2:
+            return dict(BM=bm, BN=bn, WM=wm, WN=wn, PANELS=width, STAGES=stages)
     raise ValueError("no tile fits")
 
 
@@ -57,16 +72,20 @@ def pds_stages(shared_kib):
     return min(6, shared_kib * 1024 // pds_bytes(1))
 
 
-def gemm_bytes(dtype, bn, stages):
-    return stages * (128 * 128 + 128 * bn) + (32 if dtype == F32 else 64) * 4
+def gemm_bytes(bn, stages):
+    return stages * (128 * 128 + 128 * bn)
 
 
-def gemm_config(dtype, cols, shared_kib):
-    """Columns of a tile: the fewest tiles of at most 320 (99 KiB: 256) columns that hold `cols`, made equal."""
-    widest = 320 if shared_kib > 160 else 256
-    tiles = ceil_div(cols, widest)
-    bn = ceil_div(ceil_div(cols, tiles), 64) * 64
-    return dict(BN=bn, STAGES=min(4, (shared_kib * 1024 - 512) // (16384 + 128 * bn)))
+def gemm_config(dtype, cols, shared_kib, options=None, row_tiles=10**6, processors=132):
+    """Columns of a tile: the fewest equal tiles of at most 320 columns (99 KiB, masks, any stride: 256; f32: 128), but
+    narrower ones, down to 128, while they do not fill the processors."""
+    slim = shared_kib < 160 or heavy(options or {})
+    for widest in (128,) if dtype == F32 else (256, 192, 128) if slim else (320, 256, 192, 128):
+        tiles = ceil_div(cols, widest)
+        bn = ceil_div(ceil_div(cols, tiles), 64) * 64
+        if row_tiles * tiles * 10 >= processors * 9:
+            break
+    return dict(BN=bn, STAGES=min(4, shared_kib * 1024 // (16384 + 128 * bn)))
 
 
 # ---- NVRTC --------------------------------------------------------------------------------------
@@ -131,7 +150,7 @@ def resources(cubin, log):
 # ---- variants -----------------------------------------------------------------------------------
 
 def forward_variant(dtype, d, dv, arch, rows=128, **options):
-    config = dict(DTYPE=dtype, D=d, DV=dv, **forward_config(dtype, d, dv, rows, SHARED[arch]))
+    config = dict(DTYPE=dtype, D=d, DV=dv, **forward_config(dtype, d, dv, rows, SHARED[arch], options))
     name = f"fwd_{['', 'f32', 'f16', 'bf16'][dtype]}_d{d}v{dv}_m{config['BM']}"
     return "sm80/fwd_sm80.cuh", dict(config, ALIGNED=1) | options, name
 
@@ -144,7 +163,7 @@ def named(variant, suffix):
 def forward_variants(arch):
     every = dict(RANGE=1, SOFTCAP=1, ALIBI=1, SINK=1, DROPOUT=1)
     for dtype in (BF16, F16, F32):
-        for d in (64, 72, 128, 256, 320, 512, 576, 768, 1024):
+        for d in (64, 72, 128, 256, 320, 384, 448, 512, 576, 640, 768, 896, 1024):
             yield forward_variant(dtype, d, d, arch)
     for d in (64, 320, 512, 1024):
         yield named(forward_variant(BF16, d, d, arch, RANGE=1), "causal")
@@ -159,8 +178,36 @@ def forward_variants(arch):
     yield named(forward_variant(BF16, 512, 512, arch, rows=16, PACK=1, SPLIT=1, CACHE=2), "paged")
 
 
+def backward_variants(arch):
+    every = dict(RANGE=1, SOFTCAP=1, ALIBI=1, DROPOUT=1, MASK=F32, DMASK=1)
+    stages = pds_stages(SHARED[arch])
+    for dtype in (BF16, F16, F32):
+        letters = ["", "f32", "f16", "bf16"][dtype]
+        for d in (64, 320, 512, 1024):
+            base = dict(DTYPE=dtype, D=d, DV=d, STAGES=stages, ALIGNED=1)
+            for suffix, more in (("", {}), ("_causal", dict(RANGE=1)), ("_every", every), ("_any", dict(every, ALIGNED=0))):
+                yield "sm80/bwd_pds_sm80.cuh", base | more, f"pds_{letters}_d{d}{suffix}"
+        for cols in (64, 128, 192, 256, 320) if dtype != F32 else (64, 128):
+            for keys in (0, 1):
+                for suffix, more in (("", {}), ("_causal", dict(RANGE=1)), ("_any", dict(RANGE=1, MASK=F32, VARLEN=1, ALIGNED=0))):
+                    base = dict(DTYPE=dtype, KEYS=keys, ALIGNED=1, **gemm_config(dtype, cols, SHARED[arch], more))
+                    yield "sm80/bwd_gemm_sm80.cuh", base | more, f"gemm_{letters}_{'qk'[keys]}_n{base['BN']}{suffix}"
+
+
+def small_variants(arch):
+    del arch  # the same everywhere
+    for name, more in (("bwd_delta", {}), ("bwd_sink", {}), ("bwd_mask", dict(RANGE=1)), ("merge", {}),
+                       ("append", dict(CACHE=2)), ("split_combine", dict(VARLEN=1))):
+        yield f"any/{name}.cuh", dict(DTYPE=BF16, **more), name
+
+
 def shipped(arch):
-    yield from forward_variants(arch)
+    """Each variant once: a narrow part's configs may coincide."""
+    seen = set()
+    for v in (*forward_variants(arch), *backward_variants(arch), *small_variants(arch)):
+        if v[2] not in seen:
+            seen.add(v[2])
+            yield v
 
 
 # ---- command ------------------------------------------------------------------------------------
@@ -177,38 +224,49 @@ def parse():
     return p.parse_args()
 
 
-def main():
-    args, nvrtc, bad = parse(), Nvrtc(), 0
-    lines = ["variant,arch,registers,stack,spill,warnings,shared,cubin_bytes"]
-    print(lines[0])
+def shared_bytes(file, config):
+    c = {k: int(v) for k, v in config.items()}
+    if "fwd" in file:
+        return forward_bytes(c["DTYPE"], c["D"], c["BM"], c["BN"], c["WN"], c["STAGES"] * c["PANELS"])
+    if "pds" in file:
+        return pds_bytes(c["STAGES"])
+    return gemm_bytes(c["BN"], c["STAGES"]) if "gemm" in file else 0
+
+
+def compile_job(job):
+    (file, config, name), arch = job
+    cubin, log = Nvrtc().compile(file, config_text(config), arch)
+    return name, arch, shared_bytes(file, config), cubin, log
+
+
+def jobs_of(args):
     for arch in args.arch.split(","):
-        variants = list(shipped(arch))
-        if args.file:
-            variants = [(args.file, dict(x.split("=") for x in args.define), args.name)]
-        for file, config, name in variants:
-            if args.only not in name:
-                continue
-            start = time.monotonic()
-            cubin, log = nvrtc.compile(file, config_text(config), arch)
+        one = [(args.file, dict(x.split("=") for x in args.define), args.name)] if args.file else shipped(arch)
+        yield from ((v, arch) for v in one if args.only in v[2])
+
+
+def main():
+    args, bad = parse(), 0
+    find_nvrtc()
+    lines = ["variant,arch,registers,stack,spill,warnings,shared,cubin_bytes"]
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        for name, arch, shared, cubin, log in pool.map(compile_job, jobs_of(args)):
             if cubin is None:
                 print(f"{name},{arch}: does not compile\n{log}")
                 bad += 1
                 continue
             r = resources(cubin, log)
-            shared = 0
-            if "fwd" in file:
-                shared = forward_bytes(int(config["DTYPE"]), int(config["D"]), int(config["BM"]), int(config["BN"]),
-                                       int(config["WN"]), int(config["STAGES"]) * int(config["PANELS"]))
             lines.append(f"{name},{arch},{r['registers']},{r['stack']},{r['spill']},{r['warnings']},{shared},"
                          f"{r['cubin_bytes']}")
             wrong = r["stack"] or r["spill"] or r["warnings"]
             bad += bool(wrong)
-            print(lines[-1], f" {time.monotonic() - start:.1f}s", "  WRONG" if wrong else "", flush=True)
+            print(lines[-1], "  WRONG" if wrong else "", flush=True)
             if args.out:
                 args.out.mkdir(parents=True, exist_ok=True)
                 (args.out / f"{name}.{arch}.cubin").write_bytes(cubin)
     if args.csv:
         args.csv.write_text("\n".join(lines) + "\n")
+    print(f"{len(lines) - 1} variants compiled, {bad} wrong")
     return 1 if bad else 0
 
 

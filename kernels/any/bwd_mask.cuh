@@ -24,8 +24,10 @@ FFPA_DEVICE float rows_sum(const dmask_args &a, const Target &x, int lane, int w
             const float *tile = a.dbias + ((i64)((h - c.h0) * c.nt + line - c.t0) * TILE) * c.ld;
             const int end = live.to * TILE < s.nk ? live.to * TILE : s.nk;
             const int first = a.mk > 1 ? x.j + lane : live.from * TILE + lane;
-            for (int r = a.mq > 1 ? x.i - row + warp * TILE : warp; r < TILE && row + r < s.nq; r += 8)
-                for (int j = first; j < (a.mk > 1 && first + 1 < end ? first + 1 : end); j += 32)
+            const int r_end = a.mq > 1 ? x.i - row + 1 : TILE < s.nq - row ? TILE : s.nq - row;
+            const int j_end = a.mk > 1 && first + 1 < end ? first + 1 : end;
+            for (int r = a.mq > 1 ? x.i - row + warp : warp; r < r_end; r += 8)
+                for (int j = first; j < j_end; j += 32)
                     if (j >= live.from * TILE) sum += tile[r * c.ld + j];
         }
     }

@@ -10,13 +10,21 @@ FFPA_DEVICE bool stores_pairs(const k_tensor &t, int dtype, int columns)
     return t.sd == 1 && columns % 2 == 0 && (((u64)t.data) & (pair - 1)) == 0 && ((t.sb | t.sh | t.sn) & 1) == 0;
 }
 
-// Columns c, c + 1 (c even) of the row that starts at element `row`.
-FFPA_DEVICE void store2(void *base, int dtype, i64 row, i64 sd, int c, int columns, bool pairs, float x, float y)
+// One row of an output.
+struct OutRow {
+    void *base;
+    i64 at, sd; // element of column 0, elements between columns
+    int columns;
+    bool pairs; // stores_pairs
+};
+
+// Columns c, c + 1 (c even).
+template <int TYPE> FFPA_DEVICE void store2(const OutRow &o, int c, float x, float y)
 {
-    if (pairs) {
-        if (c < columns) element_put2(base, row + c, dtype, x, y);
+    if (o.pairs) {
+        if (c < o.columns) element_put2(o.base, o.at + c, TYPE, x, y);
         return;
     }
-    if (c < columns) element_put(base, row + c * sd, dtype, x);
-    if (c + 1 < columns) element_put(base, row + (c + 1) * sd, dtype, y);
+    if (c < o.columns) element_put(o.base, o.at + c * o.sd, TYPE, x);
+    if (c + 1 < o.columns) element_put(o.base, o.at + (c + 1) * o.sd, TYPE, y);
 }

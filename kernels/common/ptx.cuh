@@ -4,6 +4,13 @@
 // Shared-memory address of a generic pointer.                            [cvta.to.shared]
 FFPA_DEVICE u32 smem_addr(const void *p) { return (u32)__cvta_generic_to_shared(p); }
 
+// The same value, hidden from the optimiser: what is computed from it is not moved out of a loop.   [no instruction]
+FFPA_DEVICE i64 opaque(i64 x)
+{
+    asm volatile("" : "+l"(x));
+    return x;
+}
+
 // Copy 16 bytes to shared memory; past `bytes` (0..16) zeros are written.   [cp.async.cg]
 FFPA_DEVICE void cp_async16(u32 dst, const void *src, int bytes)
 {

@@ -15,20 +15,20 @@ FFPA_SHAPE int shape_panels(int columns, int element_bytes)
     return columns > 0 ? (columns * element_bytes + 127) / 128 : 1;
 }
 
-/* Forward: Q, P, the ring of K and V slots, row statistics of each column of warps, bad-key flags. */
+/* Forward: Q, P, the ring of K and V slots, row statistics of each column of warps, the work item. */
 FFPA_SHAPE int fwd_shared_bytes(int d, int element_bytes, int bm, int bn, int wn, int ring_panels)
 {
     return bm * 128 * shape_panels(d, element_bytes) + bm * bn * element_bytes + bn * 128 * ring_panels +
-           bm * wn * 8 + bn * 4;
+           bm * wn * 8 + 192;
 }
 
 /* Backward, P and dS: a ring of slots, each a 128 x 128-byte panel of queries and one of keys. */
 FFPA_SHAPE int pds_shared_bytes(int stages) { return stages * 2 * 128 * 128; }
 
 /* Backward, GEMM: a ring of slots: 128 rows of A (128 bytes deep), and as deep a piece of B. */
-FFPA_SHAPE int gemm_shared_bytes(int bn, int element_bytes, int stages)
+FFPA_SHAPE int gemm_shared_bytes(int bn, int stages)
 {
-    return stages * (128 * 128 + 128 * bn) + (128 / element_bytes) * 4;
+    return stages * (128 * 128 + 128 * bn);
 }
 
 

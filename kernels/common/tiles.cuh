@@ -21,6 +21,11 @@ static constexpr int PANEL_COLUMNS = 128 / ES; // elements of a panel row
 static constexpr int STEP = 32 / ES;           // inner elements of a step
 static constexpr int GROUPS_PER_PANEL = PANEL_COLUMNS / 16;
 
+// How far loops over steps and over copies unroll. In f32 a step holds both halves of every operand, and the element
+// path holds eight loads a piece: unrolled, they would push the accumulators out of the registers.
+static constexpr int STEP_UNROLL = ES == 4 ? 1 : 4;
+static constexpr int COPY_UNROLL = FFPA_ALIGNED && ES == 2 ? 8 : 1;
+
 FFPA_DEVICE int lane_id() { return threadIdx.x & 31; }
 
 // Byte offset of a piece within a panel.
@@ -86,9 +91,11 @@ FFPA_DEVICE void tf32_split(u32 x, u32 &high, u32 &low)
 {
     high = tf32_of(__uint_as_float(x));
     low = tf32_of(__uint_as_float(x) - __uint_as_float(high));
+    if ((x & INF_BITS) == INF_BITS) low = 0; // Inf has no rest, and Inf - Inf would make it NaN
 }
 
-// c += a b over one step, 16 x 8. Non-finite f32 inputs: high - high is NaN, as a NaN or Inf sum would be.
+// c += a b over one step, 16 x 8. In f32 the step's own sum is added outside: the tensor cores cut their sums
+// off, which over a thousand steps is ten times the error of rounding them.
 FFPA_DEVICE void mma_step(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
 {
     if (DTYPE == BF16) {
@@ -100,9 +107,11 @@ FFPA_DEVICE void mma_step(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
         for (int i = 0; i < 4; i++) tf32_split(a[i], high[i], low[i]);
         tf32_split(b0, b_high[0], b_low[0]);
         tf32_split(b1, b_high[1], b_low[1]);
-        mma_tf32(c, low, b_high[0], b_high[1]);
-        mma_tf32(c, high, b_low[0], b_low[1]);
-        mma_tf32(c, high, b_high[0], b_high[1]);
+        float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        mma_tf32(sum, low, b_high[0], b_high[1]);
+        mma_tf32(sum, high, b_low[0], b_low[1]);
+        mma_tf32(sum, high, b_high[0], b_high[1]);
+        for (int i = 0; i < 4; i++) c[i] += sum[i];
     }
 }
 
@@ -134,7 +143,7 @@ FFPA_DEVICE float tile_get(u32 tile, int rows, int row, int column)
 // ---- filling a tile ----------------------------------------------------------------------------
 
 // One 16-byte piece of a row: elements from column `c` of `columns`, zeros past the end. With ALIGNED the
-// copy is asynchronous, else the elements are read one by one from any stride and dtype.
+// copy is asynchronous, else the elements are read one by one, from any stride `sd` and dtype.
 template <bool ALIGNED, int SOURCE>
 FFPA_DEVICE void piece_load(u32 dst, const char *row, i64 sd, int c, int columns)
 {

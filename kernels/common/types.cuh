@@ -32,6 +32,14 @@ FFPA_DEVICE float element_get(const void *base, i64 i, int dtype)
     return dtype == F16 ? f32_of_f16(bits) : __uint_as_float((u32)bits << 16);
 }
 
+// The same where the compiler must not gather many of them: rare paths that run beside full accumulators.
+FFPA_DEVICE float element_get_alone(const void *base, i64 i, int dtype)
+{
+    if (dtype == F32) return ((const volatile float *)base)[i];
+    const u16 bits = ((const volatile u16 *)base)[i];
+    return dtype == F16 ? f32_of_f16(bits) : __uint_as_float((u32)bits << 16);
+}
+
 FFPA_DEVICE void element_put(void *base, i64 i, int dtype, float x)
 {
     if (dtype == F32)

@@ -6,7 +6,7 @@
 // are equal bit for bit from run to run. Heads of a group only lengthen the inner loop.
 //
 // 8 warps, 2 x 4, each 64 rows x BN / 4 columns; inner steps of 128 bytes (DEPTH elements).
-// Barrier: one a slot, which also gathers whether a thread found NaN or Inf in B (see guard_add).
+// Barriers: one a slot; one at the end that gathers whether a thread found NaN or Inf in B (see guard_add).
 //
 // Registers: BN / 2 sums, fragments 40. Shared: STAGES slots of A (16 KiB) and B (BN x 128 bytes).
 #include "common/epilogue.cuh"
@@ -16,10 +16,9 @@
 
 static constexpr int BN = FFPA_BN, STAGES = FFPA_STAGES, THREADS = 256, WN = 4, MT = 4, NG = BN / 64;
 static constexpr int DEPTH = PANEL_COLUMNS, DEPTHS = TILE / DEPTH; // inner elements of a slot, slots of a tile
-static constexpr int A_BYTES = 128 * 128, SLOT = A_BYTES + BN * 128, S_BAD = STAGES * SLOT, B_PANELS = BN * ES / 128;
-static constexpr bool GUARDED = ROW_MASKS;
-static_assert(S_BAD + DEPTH * 4 == gemm_shared_bytes(BN, ES, STAGES), "shapes.h disagrees");
-static_assert(S_BAD + DEPTH * 4 <= 227 * 1024 && STAGES >= 2, "shared budget: fewer STAGES");
+static constexpr int A_BYTES = 128 * 128, SLOT = A_BYTES + BN * 128, B_PANELS = BN * ES / 128;
+static_assert(STAGES * SLOT == gemm_shared_bytes(BN, STAGES), "shapes.h disagrees");
+static_assert(STAGES * SLOT <= 227 * 1024 && STAGES >= 2, "shared budget: fewer STAGES");
 static_assert(BN % 64 == 0 && BN <= 320, "columns split over 4 warps in groups of 16; registers");
 
 struct Work {
@@ -31,15 +30,16 @@ struct Work {
     int line0;             // line of query tile 0 of this sequence
 };
 
+// Under causal the first keys and the last queries have the longest sums: they start first, all heads together.
 FFPA_DEVICE bool work_keys_of(const gemm_args &a, Work &w, int x)
 {
     const k_chunk &c = a.chunk;
-    const int line = x % a.key_tiles;
+    const int heads = (c.nh + a.group - 1) / a.group, line = FFPA_RANGE ? x / heads : x % a.key_tiles;
     const int s = line_owner(a.seq.cu_k, a.seq, line, a.seq.nk, 1, TILE);
     w.seq = sequence_at(a.seq, s);
     w.row = (line - line_first(a.seq.cu_k, a.seq, s, a.seq.nk, 1, TILE)) * TILE;
     if (w.row >= w.seq.nk) return false;
-    w.hk = c.h0 / a.group + x / a.key_tiles;
+    w.hk = c.h0 / a.group + (FFPA_RANGE ? x % heads : x / a.key_tiles);
     w.head = w.hk * a.group > c.h0 ? w.hk * a.group : c.h0;
     w.head_end = (w.hk + 1) * a.group < c.h0 + c.nh ? (w.hk + 1) * a.group : c.h0 + c.nh;
     w.line0 = line_first(a.seq.cu_q, a.seq, s, a.seq.nq, 1, TILE);
@@ -52,13 +52,13 @@ FFPA_DEVICE bool work_keys_of(const gemm_args &a, Work &w, int x)
 FFPA_DEVICE bool work_queries_of(const gemm_args &a, Work &w, int x)
 {
     const k_chunk &c = a.chunk;
-    const int line = c.t0 + x % c.nt;
+    const int line = c.t0 + (FFPA_RANGE ? c.nt - 1 - x / c.nh : x % c.nt);
     const int s = line_owner(a.seq.cu_q, a.seq, line, a.seq.nq, 1, TILE);
     w.seq = sequence_at(a.seq, s);
     w.line0 = line_first(a.seq.cu_q, a.seq, s, a.seq.nq, 1, TILE);
     w.row = (line - w.line0) * TILE;
     if (w.row >= w.seq.nq) return false;
-    w.head = c.h0 + x / c.nt, w.head_end = w.head + 1;
+    w.head = c.h0 + (FFPA_RANGE ? x % c.nh : x / c.nt), w.head_end = w.head + 1;
     w.hk = w.head / a.group;
     const Live live = live_keys(a.left, a.right, a.top_left, w.seq, w.row);
     w.tile_from = live.from, w.tile_to = live.to;
@@ -95,10 +95,24 @@ FFPA_DEVICE const char *inner_row(const gemm_args &a, const Work &w, const Inner
     return base + (w.seq.k_batch * a.b.sb + w.hk * a.b.sh + (w.seq.k_row + row) * a.b.sn) * size;
 }
 
-FFPA_DEVICE void load_a(const gemm_args &a, const Work &w, const Inner &x, u32 dst)
+// First byte of the workspace tile row that the inner step reads.
+FFPA_DEVICE const char *weights(const gemm_args &a, const Work &w, const Inner &x)
 {
     const int line = FFPA_KEYS ? w.line0 + x.tile : w.line0 + w.row / TILE;
-    const char *base = (const char *)a.a + ((i64)((x.head - a.chunk.h0) * a.chunk.nt + (line - a.chunk.t0)) * TILE) * a.chunk.ld * ES;
+    return (const char *)a.a + ((i64)((x.head - a.chunk.h0) * a.chunk.nt + (line - a.chunk.t0)) * TILE) * a.chunk.ld * ES;
+}
+
+// A of output row r (a row behind the end has no weight) and inner element k.
+FFPA_DEVICE float weight_at(const gemm_args &a, const Work &w, const Inner &x, int r, int k)
+{
+    const int inner = x.piece * DEPTH + k;
+    const i64 ld = opaque(a.chunk.ld), at = FFPA_KEYS ? inner * ld + w.row + r : r * ld + x.tile * TILE + inner;
+    return element_get_alone(weights(a, w, x), at, DTYPE);
+}
+
+FFPA_DEVICE void load_a(const gemm_args &a, const Work &w, const Inner &x, u32 dst)
+{
+    const char *base = weights(a, w, x);
 #pragma unroll
     for (int i = threadIdx.x; i < 1024; i += THREADS) {
         const int piece = i & 7;
@@ -119,11 +133,11 @@ FFPA_DEVICE void feed(const gemm_args &a, const Work &w, Inner &x, u32 dst)
     if (x.head < w.head_end) {
         load_a(a, w, x, dst);
         constexpr int PASS = THREADS / 8 < DEPTH ? THREADS / 8 : DEPTH;
-#pragma unroll
+#pragma unroll COPY_UNROLL
         for (int r = threadIdx.x >> 3; r < DEPTH; r += PASS) {
             bool in;
             const char *row = inner_row(a, w, x, r, in);
-#pragma unroll
+#pragma unroll COPY_UNROLL
             for (int p = 0; p < B_PANELS; p++)
                 piece_load<FFPA_ALIGNED, FFPA_B_DTYPE>(dst + A_BYTES + p * DEPTH * 128 + panel_at(r, threadIdx.x & 7), row,
                                                        a.b.sd, w.column + p * PANEL_COLUMNS + (threadIdx.x & 7) * (16 / ES),
@@ -134,16 +148,15 @@ FFPA_DEVICE void feed(const gemm_args &a, const Work &w, Inner &x, u32 dst)
     cp_commit();
 }
 
-// NaN and Inf among the pieces of B that this thread copied.
-FFPA_DEVICE bool guard_scan(u32 slot, u32 s_bad)
+// Take NaN and Inf out of the pieces of B that this thread copied. Were there any?
+FFPA_DEVICE bool guard_scan(u32 slot)
 {
     bool found = false;
 #pragma unroll 1
     for (int r = threadIdx.x >> 3; r < DEPTH; r += THREADS / 8)
 #pragma unroll 1
         for (int p = 0; p < B_PANELS; p++)
-            if (piece_clean(slot + A_BYTES + p * DEPTH * 128 + panel_at(r, threadIdx.x & 7)))
-                found = true, sts32(s_bad + r * 4, 1);
+            found |= piece_clean(slot + A_BYTES + p * DEPTH * 128 + panel_at(r, threadIdx.x & 7));
     return found;
 }
 
@@ -158,7 +171,7 @@ FFPA_DEVICE int column_of(int n) { return ((n / 2) * WN + (threadIdx.x >> 5) % W
 FFPA_DEVICE void product_step(Acc &c, u32 slot)
 {
     const int warp = threadIdx.x >> 5, row = warp / WN * MT * 16;
-#pragma unroll
+#pragma unroll STEP_UNROLL
     for (int k = 0; k < DEPTH; k += STEP) {
         u32 x[MT][4];
 #pragma unroll
@@ -183,40 +196,43 @@ FFPA_DEVICE void product_step(Acc &c, u32 slot)
     }
 }
 
-// The NaN and Inf that guard_scan took out of B, where their pair is not masked.
-FFPA_DEVICE void guard_add(const gemm_args &a, const Work &w, const Inner &x, Acc &c, u32 slot, u32 s_bad)
-{
-#pragma unroll 1
-    for (int k = 0; k < DEPTH; k++) {
-        if (!lds32(s_bad + k * 4)) continue;
-        bool in;
-        const char *row = inner_row(a, w, x, k, in);
-        float p[MT][2];
-#pragma unroll
-        for (int m = 0; m < MT * 2; m++)
-            p[m / 2][m % 2] = FFPA_KEYS ? tile_get(slot, DEPTH, k, row_of(m / 2, m % 2)) : tile_get(slot, 128, row_of(m / 2, m % 2), k);
-#pragma unroll
-        for (int n = 0; n < NG * 4; n++) {
-            const int column = w.column + column_of(n / 2) + n % 2;
-            const float v = column < a.cols ? element_get(row, column * a.b.sd, FFPA_B_DTYPE) : 0.0f;
-            if (fabsf(v) < FFPA_INF) continue;
-#pragma unroll
-            for (int m = 0; m < MT * 2; m++)
-                if (p[m / 2][m % 2] != 0.0f) c[m / 2][n / 2][m % 2 * 2 + n % 2] += p[m / 2][m % 2] * v;
-        }
-    }
-    __syncthreads(); // all have read the flags
-    for (int k = threadIdx.x; k < DEPTH; k += THREADS) sts32(s_bad + k * 4, 0);
-    __syncthreads(); // before the next scan sets some
-}
-
 // May pairs of this inner tile be masked?
-FFPA_DEVICE bool tile_masked(const gemm_args &a, const Work &w, const Inner &x)
+FFPA_DEVICE bool tile_guarded(const gemm_args &a, const Work &w, const Inner &x)
 {
+    if (!ROW_MASKS) return false;
     if (FFPA_MASK) return true;
     const int query = FFPA_KEYS ? x.tile * TILE : w.row, key = FFPA_KEYS ? w.row : x.tile * TILE;
     const Live live = live_keys(a.left, a.right, a.top_left, w.seq, query);
     return key < live.clear_from || (key + TILE < w.seq.nk ? key + TILE : w.seq.nk) > live.clear_to;
+}
+
+// After the last step, and only if guard_scan found some: NaN and Inf of B where their pair is not masked.
+FFPA_DEVICE void guard_add(const gemm_args &a, const Work &w, Acc &c)
+{
+    Inner x = {w.head, w.tile_from, 0};
+#pragma unroll 1
+    for (; x.head < w.head_end; advance(w, x)) {
+        if (!tile_guarded(a, w, x)) continue;
+#pragma unroll 1
+        for (int k = 0; k < DEPTH; k++) {
+            bool in;
+            const char *row = inner_row(a, w, x, k, in);
+            if (!in) continue;
+            const i64 sd = opaque(a.b.sd);
+            float p[MT][2];
+#pragma unroll
+            for (int m = 0; m < MT * 2; m++) p[m / 2][m % 2] = weight_at(a, w, x, row_of(m / 2, m % 2), k);
+#pragma unroll
+            for (int n = 0; n < NG * 4; n++) {
+                const int column = w.column + column_of(n / 2) + n % 2;
+                const float v = column < a.cols ? element_get_alone(row, column * sd, FFPA_B_DTYPE) : 0.0f;
+                if (fabsf(v) < FFPA_INF) continue;
+#pragma unroll
+                for (int m = 0; m < MT * 2; m++)
+                    if (p[m / 2][m % 2] != 0.0f) c[m / 2][n / 2][m % 2 * 2 + n % 2] += p[m / 2][m % 2] * v;
+            }
+        }
+    }
 }
 
 FFPA_DEVICE i64 partial_row(const gemm_args &a, const Work &w, int r)
@@ -228,61 +244,54 @@ FFPA_DEVICE i64 partial_row(const gemm_args &a, const Work &w, int r)
 // With several chunks a kv head the sums pass through `partial`, in the order of the chunks.
 FFPA_DEVICE void acc_store(const gemm_args &a, const Work &w, const Acc &c)
 {
-    const bool part = FFPA_KEYS && a.partial, pairs = stores_pairs(a.out, FFPA_O_DTYPE, a.cols);
-    const i64 base = FFPA_KEYS ? w.seq.k_batch * a.out.sb + w.hk * a.out.sh : w.seq.q_batch * a.out.sb + w.head * a.out.sh;
+    const bool part = FFPA_KEYS && a.partial;
+    const i64 head = FFPA_KEYS ? w.seq.k_batch * a.out.sb + w.hk * a.out.sh : w.seq.q_batch * a.out.sb + w.head * a.out.sh;
     const i64 first = (FFPA_KEYS ? w.seq.k_row : w.seq.q_row) + w.row;
+    OutRow out = {a.out.data, 0, a.out.sd, a.cols, stores_pairs(a.out, FFPA_O_DTYPE, a.cols)};
 #pragma unroll
-    for (int m = 0; m < MT; m++)
+    for (int m = 0; m < MT * 2; m++) {
+        const int r = row_of(m / 2, m % 2);
+        if (w.row + r >= (FFPA_KEYS ? w.seq.nk : w.seq.nq)) continue;
+        OutRow sums = {a.partial, part ? partial_row(a, w, r) : 0, 1, a.cols, false};
+        const float *before = a.partial + sums.at;
+        out.at = head + (first + r) * a.out.sn;
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int r = row_of(m, half);
-            if (w.row + r >= (FFPA_KEYS ? w.seq.nk : w.seq.nq)) continue;
-            float *sums = a.partial + (part ? partial_row(a, w, r) : 0);
-#pragma unroll
-            for (int n = 0; n < NG * 2; n++) {
-                const int column = w.column + column_of(n);
-                float x = c[m][n][half * 2], y = c[m][n][half * 2 + 1];
-                if (part && !a.first && column < a.cols) x += sums[column];
-                if (part && !a.first && column + 1 < a.cols) y += sums[column + 1];
-                if (part && !a.last)
-                    store2(sums, F32, 0, 1, column, a.cols, false, x, y);
-                else
-                    store2(a.out.data, FFPA_O_DTYPE, base + (first + r) * a.out.sn, a.out.sd, column, a.cols, pairs,
-                           x * a.alpha, y * a.alpha);
-            }
+        for (int n = 0; n < NG * 2; n++) {
+            const int column = w.column + column_of(n);
+            float x = c[m / 2][n][m % 2 * 2], y = c[m / 2][n][m % 2 * 2 + 1];
+            if (part && !a.first && column < a.cols) x += before[column];
+            if (part && !a.first && column + 1 < a.cols) y += before[column + 1];
+            if (part && !a.last)
+                store2<F32>(sums, column, x, y);
+            else
+                store2<FFPA_O_DTYPE>(out, column, x * a.alpha, y * a.alpha);
         }
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) ffpa_kernel(const __grid_constant__ gemm_args a)
 {
     extern __shared__ __align__(1024) u8 smem[];
-    const u32 ring = smem_addr(smem), s_bad = ring + S_BAD;
+    const u32 ring = smem_addr(smem);
     Work w;
     if (!work_of(a, w)) return;
     Inner load = {w.tile_from < w.tile_to ? w.head : w.head_end, w.tile_from, 0}, at = load;
     u32 slot = 0, next = STAGES - 1;
-    if (GUARDED)
-        for (int k = threadIdx.x; k < DEPTH; k += THREADS) sts32(s_bad + k * 4, 0);
-    __syncthreads();
+    bool found = false; // NaN or Inf in B, in a guarded tile
 #pragma unroll 1
     for (int i = 0; i < STAGES - 1; i++) feed(a, w, load, ring + i * SLOT);
     Acc c;
 #pragma unroll
     for (int i = 0; i < MT * NG * 8; i++) c[i / (NG * 8)][i / 4 % (NG * 2)][i % 4] = 0.0f;
 #pragma unroll 1
-    while (at.head < w.head_end) {
+    for (; at.head < w.head_end; advance(w, at)) {
         cp_wait<STAGES - 2>();
-        const bool scan = GUARDED && tile_masked(a, w, at);
-        int found = scan && guard_scan(ring + slot * SLOT, s_bad);
-        if (scan)
-            found = __syncthreads_or(found);
-        else
-            __syncthreads();
+        if (tile_guarded(a, w, at)) found |= guard_scan(ring + slot * SLOT);
+        __syncthreads();
         feed(a, w, load, ring + next * SLOT);
         product_step(c, ring + slot * SLOT);
-        if (found) guard_add(a, w, at, c, ring + slot * SLOT, s_bad);
         next = slot, slot = slot + 1 == STAGES ? 0 : slot + 1;
-        advance(w, at);
     }
+    if (ROW_MASKS && __syncthreads_or(found)) guard_add(a, w, c);
     acc_store(a, w, c);
 }

@@ -54,27 +54,27 @@ FFPA_DEVICE bool work_of(const pds_args &a, Work &w)
     return kt >= live.from && kt < live.to;
 }
 
-// One panel of 128 rows, `limit` of them there.
-template <int SOURCE>
-FFPA_DEVICE void load_panel(u32 dst, const char *base, i64 sn_bytes, i64 sd, int limit, int p, int columns)
+// One panel of 128 rows of COLUMNS, `limit` of them there.
+template <int SOURCE, int COLUMNS>
+FFPA_DEVICE void load_panel(u32 dst, const char *base, i64 sn_bytes, i64 sd, int limit, int p)
 {
     const int piece = threadIdx.x & 7;
-#pragma unroll
+#pragma unroll COPY_UNROLL
     for (int r = threadIdx.x >> 3; r < TILE; r += THREADS / 8)
         piece_load<FFPA_ALIGNED, SOURCE>(dst + panel_at(r, piece), r < limit ? base + r * sn_bytes : base, sd,
-                                         p * PANEL_COLUMNS + piece * (16 / ES), r < limit ? columns : 0);
+                                         p * PANEL_COLUMNS + piece * (16 / ES), r < limit ? COLUMNS : 0);
 }
 
 FFPA_DEVICE void feed(const pds_args &a, const Work &w, const Sources &src, int turn, u32 slot)
 {
     const int rows = w.seq.nq - w.row, keys = w.seq.nk - w.key;
     if (turn < QP) {
-        load_panel<DTYPE>(slot, src.q, a.q.sn * ES, a.q.sd, rows, turn, D);
-        load_panel<DTYPE>(slot + PANEL, src.k.base, src.k.sn, src.k.sd, keys, turn, D);
+        load_panel<DTYPE, D>(slot, src.q, a.q.sn * ES, a.q.sd, rows, turn);
+        load_panel<DTYPE, D>(slot + PANEL, src.k.base, src.k.sn, src.k.sd, keys, turn);
     } else if (turn < TURNS) {
         const int p = turn - QP;
-        load_panel<FFPA_DO_DTYPE>(slot, src.dout, a.dout.sn * dtype_size(FFPA_DO_DTYPE), a.dout.sd, rows, p, DV);
-        load_panel<DTYPE>(slot + PANEL, src.v.base, src.v.sn, src.v.sd, keys, p, DV);
+        load_panel<FFPA_DO_DTYPE, DV>(slot, src.dout, a.dout.sn * dtype_size(FFPA_DO_DTYPE), a.dout.sd, rows, p);
+        load_panel<DTYPE, DV>(slot + PANEL, src.v.base, src.v.sn, src.v.sd, keys, p);
     }
     cp_commit();
 }
@@ -109,7 +109,7 @@ FFPA_DEVICE void acc_zero(Acc &c)
 FFPA_DEVICE void product_step(Acc &c, u32 slot)
 {
     const int row = (threadIdx.x >> 5) / WN * MT * 16;
-#pragma unroll
+#pragma unroll STEP_UNROLL
     for (int k = 0; k < 4; k++) {
         u32 x[MT][4], y[SG][4];
 #pragma unroll
@@ -157,13 +157,13 @@ FFPA_DEVICE bool drop_bit(const Drops &d, int m, int half, int n, int e)
     return d.kept[m / 2] >> ((m % 2) * 16 + half * 8 + n * 2 + e) & 1;
 }
 
-FFPA_DEVICE void drops_row(Drops &d, const DropKey &key, u32 bh, int i, int j, int m, int half)
+FFPA_DEVICE void drops_row(u32 &kept, const DropKey &key, u32 bh, int i, int j, int shift)
 {
 #pragma unroll
     for (int n = 0; n < SG * 2; n++) {
         bool keeps[2];
         drop_keeps2(key, bh, i, j + n * 8, keeps);
-        d.kept[m / 2] |= ((u32)keeps[0] | (u32)keeps[1] << 1) << ((m % 2) * 16 + half * 8 + n * 2);
+        kept |= ((u32)keeps[0] | (u32)keeps[1] << 1) << (shift + n * 2);
     }
 }
 
@@ -179,8 +179,8 @@ FFPA_DEVICE void weights_step(const pds_args &a, const Work &w, const DropKey &k
             const ScoreRow row = score_row(a.scores, w.seq, w.h, in);
             float lse = ((const float *)a.lse.data)[w.seq.q_batch * a.lse.sb + w.h * a.lse.sh + (w.seq.q_row + in) * a.lse.sn];
             if (lse == -FFPA_INF || i >= w.seq.nq) lse = FFPA_INF; // a row without keys: P = 0
-            const i64 at = w.out + row_of(m, half) * a.chunk.ld + warp_key();
-            if (FFPA_DROPOUT) drops_row(drops, key, w.seq.s * a.hq + w.h, i, j, m, half);
+            const i64 at = opaque(w.out + row_of(m, half) * a.chunk.ld + warp_key());
+            if (FFPA_DROPOUT) drops_row(drops.kept[m / 2], key, w.seq.s * a.hq + w.h, i, j, m % 2 * 16 + half * 8);
             float p[SG * 2][2];
 #pragma unroll
             for (int n = 0; n < SG * 2; n++)
@@ -211,7 +211,7 @@ FFPA_DEVICE void finish_step(const pds_args &a, const Work &w, const Acc &p, Acc
             const int i = w.row + row_of(m, half), in = i < w.seq.nq ? i : w.row;
             const i64 line = FFPA_VARLEN && a.seq.cu_q ? w.seq.q_row : (i64)w.seq.s * a.seq.nq;
             const float delta = a.delta[w.h * a.seq.total_q + line + in];
-            const i64 at = w.out + row_of(m, half) * a.chunk.ld + warp_key();
+            const i64 at = opaque(w.out + row_of(m, half) * a.chunk.ld + warp_key());
             float ds[SG * 2][2];
 #pragma unroll
             for (int n = 0; n < SG * 2; n++)
@@ -222,7 +222,7 @@ FFPA_DEVICE void finish_step(const pds_args &a, const Work &w, const Acc &p, Acc
                     if (FFPA_DROPOUT) y = drop_bit(drops, m, half, n, e) ? y * a.dropout.keep_scale : 0.0f;
                     ds[n][e] = x == 0.0f ? 0.0f : x * (y - delta);
                     if (FFPA_DMASK) {
-                        float *bias = a.dbias + at + n * 8 + (lane_id() & 3) * 2 + e;
+                        float *bias = a.dbias + opaque(at + n * 8 + (lane_id() & 3) * 2 + e);
                         const float slope = FFPA_SOFTCAP ? *bias : 1.0f;
                         *bias = ds[n][e];
                         if (FFPA_SOFTCAP) ds[n][e] = x == 0.0f ? 0.0f : ds[n][e] * slope;
@@ -246,7 +246,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ffpa_kernel(const __gri
     for (int i = 0; i < STAGES - 1; i++) feed(a, w, src, i, ring + i * SLOT);
     Acc s, dp;
     acc_zero(s);
-    acc_zero(dp);
 #pragma unroll 1
     for (int turn = 0; turn < QP; turn++) {
         cp_wait<STAGES - 2>();
@@ -256,6 +255,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ffpa_kernel(const __gri
         next = slot, slot = slot + 1 == STAGES ? 0 : slot + 1;
     }
     weights_step(a, w, key, s, drops);
+    acc_zero(dp);
 #pragma unroll 1
     for (int turn = QP; turn < TURNS; turn++) {
         cp_wait<STAGES - 2>();

@@ -14,9 +14,9 @@
 //   ring_turn   the slot has arrived for every thread, and the slot before it may be overwritten; the first
 //               one after the softmax also publishes P
 //   row maxima  WN > 1: the maxima of all key parts are written
-//   guard       only in tiles where rows differ in what they see: NaN and Inf of V found by any thread
+//   guard       once, at the end: did any thread find NaN or Inf in V where rows differ in what they see?
 //
-// Shared: Q BM x D | P BM x BN | STAGES slots of BN x PANELS x 128 bytes | maxima, sums | bad keys
+// Shared: Q BM x D | P BM x BN | STAGES slots of BN x PANELS x 128 bytes | maxima, sums | work item
 // A slot holds PANELS panels of K for BN keys, or VK keys of V by VP_SLOT panels.
 #include "common/dropout.cuh"
 #include "common/epilogue.cuh"
@@ -39,15 +39,14 @@ static constexpr int GROUPS = (DV + 15) / 16;                     // 16-column g
 static constexpr int PART_GROUPS = VP_SLOT * GROUPS_PER_PANEL;    // of one part of V
 static constexpr int OG_PART = (PART_GROUPS + WN - 1) / WN;       // of a warp, in one part
 static constexpr int OG = V_PARTS == 1 ? (GROUPS + WN - 1) / WN : OG_PART * V_PARTS;
-static constexpr bool GUARDED = ROW_MASKS;
 
 static constexpr int S_Q = 0, S_P = BM * 128 * QP, S_RING = S_P + BM * BN * ES, S_ROWS = S_RING + STAGES * SLOT,
-                     S_BAD = S_ROWS + BM * WN * 8, S_BYTES = S_BAD + BN * 4;
+                     S_WORK = S_ROWS + BM * WN * 8, S_BYTES = S_WORK + 192;
 static_assert(S_BYTES == fwd_shared_bytes(D, ES, BM, BN, WN, STAGES * PANELS), "shapes.h disagrees");
 static_assert(S_BYTES <= 227 * 1024, "shared budget: fewer STAGES, smaller BM or BN");
 static_assert(MT * 16 * WM == BM && SG * 16 * WN == BN && BN % VK == 0, "warps do not tile BM x BN");
 static_assert(V_PARTS == 1 || PART_GROUPS % WN == 0, "a part of V does not split over WN warps");
-static_assert(MT * (OG + SG) * 8 <= 216, "register budget: smaller BM for this DV, or more warps");
+static_assert(MT * (OG + SG) * 8 <= 224, "register budget: smaller BM for this DV, or more warps");
 
 struct Work {
     Sequence seq;
@@ -55,7 +54,9 @@ struct Work {
     int h, hk, split;       // query head (unless PACK), key head
     int tile, end;          // key tiles [tile, end)
     int clear_from, clear_to; // key tiles that every row sees whole
+    KeyRows k, v;
 };
+static_assert(sizeof(Work) <= 192, "shapes.h: the work item has 192 bytes");
 
 // Row r of the tile: token and query head.
 FFPA_DEVICE int token_of(const fwd_args &a, const Work &w, int r)
@@ -99,13 +100,13 @@ FFPA_DEVICE bool work_of(const fwd_args &a, Work &w)
     if (w.row >= w.rows) return false;
     if (FFPA_RANGE) w.row = (w.rows - 1) / BM * BM - w.row; // the longest first
     work_keys(a, w);
+    w.k = key_rows(a.k, a.seq, w.seq, w.hk, ES), w.v = key_rows(a.v, a.seq, w.seq, w.hk, ES);
     return true;
 }
 
 // ---- copies --------------------------------------------------------------------------------------
 
 struct Feed {
-    KeyRows k, v;
     int tile, turn; // next to copy
     u32 slot;
 };
@@ -124,34 +125,41 @@ FFPA_DEVICE void load_q(const fwd_args &a, const Work &w, u32 s_q)
     }
 }
 
-// `count` panels of `rows` keys from key j0, from panel p0 of a row of `columns`.
-template <int ROWS, int COUNT>
-FFPA_DEVICE void load_panels(const fwd_args &a, const Work &w, const KeyRows &t, u32 dst, int j0, int p0, int columns)
+// COUNT panels of ROWS keys from key j0, from panel p0 of rows of COLUMNS.
+template <int ROWS, int COUNT, int COLUMNS>
+FFPA_DEVICE void load_panels(const k_sequences &q, int nk, const KeyRows &t, u32 dst, int j0, int p0)
 {
     const int piece = threadIdx.x & 7;
     constexpr int PASS = THREADS / 8 < ROWS ? THREADS / 8 : ROWS;
-#pragma unroll
+#pragma unroll COPY_UNROLL
     for (int r0 = 0; r0 < ROWS; r0 += PASS) {
         const int slice = threadIdx.x / 8 / PASS, r = r0 + threadIdx.x / 8 % PASS, j = j0 + r;
-        const bool in = j < w.seq.nk;
-        const char *row = in ? key_row(t, a.seq, j) : t.base;
-#pragma unroll
+        const bool in = j < nk;
+        const char *row = in ? key_row(t, q, j) : t.base;
+#pragma unroll COPY_UNROLL
         for (int p = slice; p < COUNT; p += THREADS / 8 / PASS)
             piece_load<FFPA_ALIGNED, DTYPE>(dst + p * ROWS * 128 + panel_at(r, piece), row, t.sd,
-                                            (p0 + p) * PANEL_COLUMNS + piece * (16 / ES), in ? columns : 0);
+                                            (p0 + p) * PANEL_COLUMNS + piece * (16 / ES), in ? COLUMNS : 0);
     }
 }
 
+// What the next copy needs of the work item. Read before the barrier, which hides the way to shared memory.
+struct Source {
+    KeyRows rows;
+    int nk;
+};
+FFPA_DEVICE Source source_of(const Work &w, const Feed &f) { return {f.turn < K_TURNS ? w.k : w.v, w.seq.nk}; }
+
 // Copy the next slot, if there is one, and close a group either way.
-FFPA_DEVICE void feed(const fwd_args &a, const Work &w, Feed &f, u32 ring)
+FFPA_DEVICE void feed(const fwd_args &a, const Source &s, int end, Feed &f, u32 ring)
 {
-    if (f.tile < w.end) {
+    if (f.tile < end) {
         const u32 dst = ring + f.slot * SLOT;
         if (f.turn < K_TURNS) {
-            load_panels<BN, PANELS>(a, w, f.k, dst, f.tile * BN, f.turn * PANELS, D);
+            load_panels<BN, PANELS, D>(a.seq, s.nk, s.rows, dst, f.tile * BN, f.turn * PANELS);
         } else {
             const int v = f.turn - K_TURNS;
-            load_panels<VK, VP_SLOT>(a, w, f.v, dst, f.tile * BN + v / V_PARTS * VK, v % V_PARTS * VP_SLOT, DV);
+            load_panels<VK, VP_SLOT, DV>(a.seq, s.nk, s.rows, dst, f.tile * BN + v / V_PARTS * VK, v % V_PARTS * VP_SLOT);
         }
         if (++f.turn == TURNS) f.turn = 0, f.tile++;
         f.slot = f.slot + 1 == STAGES ? 0 : f.slot + 1;
@@ -159,8 +167,8 @@ FFPA_DEVICE void feed(const fwd_args &a, const Work &w, Feed &f, u32 ring)
     cp_commit();
 }
 
-// The pieces of V that this thread copied: find NaN and Inf, note their keys.
-FFPA_DEVICE bool guard_scan(u32 slot, int first_key, u32 s_bad)
+// Take NaN and Inf out of the pieces of V that this thread copied. Were there any?
+FFPA_DEVICE bool guard_scan(u32 slot)
 {
     constexpr int PASS = THREADS / 8 < VK ? THREADS / 8 : VK;
     bool found = false;
@@ -169,8 +177,7 @@ FFPA_DEVICE bool guard_scan(u32 slot, int first_key, u32 s_bad)
         const int r = r0 + threadIdx.x / 8 % PASS;
 #pragma unroll 1
         for (int p = threadIdx.x / 8 / PASS; p < VP_SLOT; p += THREADS / 8 / PASS)
-            if (piece_clean(slot + p * VK * 128 + panel_at(r, threadIdx.x & 7)))
-                found = true, sts32(s_bad + (first_key + r) * 4, 1);
+            found |= piece_clean(slot + p * VK * 128 + panel_at(r, threadIdx.x & 7));
     }
     return found;
 }
@@ -189,6 +196,7 @@ FFPA_DEVICE int warp_n() { return (threadIdx.x >> 5) % WN; }
 
 // Row of the tile of element e (0..3) of row group mt.
 FFPA_DEVICE int row_of(int mt, int half) { return warp_m() * MT * 16 + mt * 16 + half * 8 + (lane_id() >> 2); }
+FFPA_DEVICE int column_of(int n) { return ((n / 2) * WN + warp_n()) * 16 + n % 2 * 8 + (lane_id() & 3) * 2; } // of O
 FFPA_DEVICE int key_of(int sg, int n8) { return warp_n() * SG * 16 + sg * 16 + n8 * 8 + (lane_id() & 3) * 2; }
 
 FFPA_DEVICE void scores_step(STile &s, u32 s_q, u32 slot, int turn)
@@ -196,7 +204,7 @@ FFPA_DEVICE void scores_step(STile &s, u32 s_q, u32 slot, int turn)
 #pragma unroll
     for (int p = 0; p < PANELS; p++) {
         if (PANELS > 1 && QP % PANELS && turn * PANELS + p >= QP) break;
-#pragma unroll
+#pragma unroll STEP_UNROLL
         for (int k = 0; k < 4; k++) {
             u32 q[MT][4], b[SG][4];
 #pragma unroll
@@ -214,7 +222,7 @@ FFPA_DEVICE void scores_step(STile &s, u32 s_q, u32 slot, int turn)
 
 FFPA_DEVICE void output_step(OTile &o, u32 s_p, u32 slot, int first_key, int part)
 {
-#pragma unroll
+#pragma unroll STEP_UNROLL
     for (int k = 0; k < VK; k += STEP) {
         u32 p[MT][4];
         const int column = (first_key + k) * ES; // of P, in bytes
@@ -328,28 +336,44 @@ FFPA_DEVICE void weights_put(const fwd_args &a, const Work &w, const DropKey &ke
         }
 }
 
-// The NaN and Inf that guard_scan took out of V, for the rows that do see their key.
-FFPA_DEVICE void guard_add(const fwd_args &a, const Work &w, const Feed &f, OTile &o, u32 s_p, u32 s_bad, int tile)
+// Does a tile go through guard_scan? Only where rows may differ in the keys they see.
+FFPA_DEVICE bool guarded(const Work &w, int tile)
+{
+    return ROW_MASKS && (FFPA_MASK || tile < w.clear_from || tile >= w.clear_to);
+}
+
+// Which of this thread's rows see key j? Bit 2 m + half.
+FFPA_DEVICE u32 rows_seeing(const fwd_args &a, const Work &w, int j)
+{
+    u32 seen = 0;
+#pragma unroll
+    for (int m = 0; m < MT * 2; m++) {
+        const int r = row_of(m / 2, m % 2), in = w.row + r < w.rows ? r : 0;
+        const ScoreRow row = score_row(a.scores, w.seq, head_of(a, w, in), token_of(a, w, in));
+        seen |= (u32)(score(a.scores, row, 0.0f, j, false) != -FFPA_INF) << m;
+    }
+    return seen;
+}
+
+// After the last tile, and only if guard_scan found some: the NaN and Inf of V for the rows that see their keys.
+FFPA_DEVICE void guard_add(const fwd_args &a, const Work &w, OTile &o)
 {
 #pragma unroll 1
-    for (int j = 0; j < BN; j++) {
-        if (!lds32(s_bad + j * 4)) continue;
-        const char *row = key_row(f.v, a.seq, tile * BN + j);
-        float p[MT][2];
-#pragma unroll
-        for (int m = 0; m < MT * 2; m++) p[m / 2][m % 2] = tile_get(s_p, BM, row_of(m / 2, m % 2), j);
+    for (int j = w.tile * BN; j < w.end * BN && j < w.seq.nk; j++) {
+        if (!guarded(w, j / BN)) continue;
+        const char *row = key_row(w.v, a.seq, j);
+        const u32 seen = rows_seeing(a, w, j);
+        const i64 sd = opaque(w.v.sd);
 #pragma unroll
         for (int n = 0; n < OG * 4; n++) {
-            const int c = ((n / 4) * WN + warp_n()) * 16 + (n / 2 % 2) * 8 + (lane_id() & 3) * 2 + n % 2;
-            const float v = c < DV ? element_get(row, c * f.v.sd, DTYPE) : 0.0f;
+            const int c = column_of(n / 2) + n % 2;
+            const float v = c < DV ? element_get_alone(row, c * sd, DTYPE) : 0.0f;
             if (fabsf(v) < FFPA_INF) continue;
 #pragma unroll
             for (int m = 0; m < MT * 2; m++)
-                if (p[m / 2][m % 2] > 0.0f) o[m / 2][n / 4][n / 2 % 2][m % 2 * 2 + n % 2] += p[m / 2][m % 2] * v;
+                if (seen >> m & 1) o[m / 2][n / 4][n / 2 % 2][m % 2 * 2 + n % 2] += v;
         }
     }
-    __syncthreads();
-    for (int j = threadIdx.x; j < BN; j += THREADS) sts32(s_bad + j * 4, 0);
 }
 
 // ---- results -------------------------------------------------------------------------------------
@@ -379,37 +403,37 @@ FFPA_DEVICE void sums_share(Rows &rows, float *s_sums)
         }
 }
 
+// O and LSE of one row, where they go: the outputs, or this split's part of the workspace.
+FFPA_DEVICE OutRow row_out(const fwd_args &a, const Work &w, int r, float lse)
+{
+    const int i = token_of(a, w, r), h = head_of(a, w, r);
+    const bool writer = warp_n() == 0 && (lane_id() & 3) == 0;
+    const i64 row = w.seq.q_row + i;
+    if (FFPA_SPLIT) {
+        const i64 at = (w.split * (i64)a.hq + h) * a.seq.total_q + row +
+                       (FFPA_VARLEN && a.seq.cu_q ? 0 : (i64)w.seq.s * a.seq.nq);
+        if (writer) a.lse_part[at] = lse;
+        return {a.o_part, at * DV, 1, DV, DV % 2 == 0};
+    }
+    if (writer && a.lse.data) ((float *)a.lse.data)[w.seq.q_batch * a.lse.sb + h * a.lse.sh + row * a.lse.sn] = lse;
+    return {a.o.data, w.seq.q_batch * a.o.sb + h * a.o.sh + row * a.o.sn, a.o.sd, DV, stores_pairs(a.o, FFPA_O_DTYPE, DV)};
+}
+
 FFPA_DEVICE void rows_store(const fwd_args &a, const Work &w, Rows &rows, OTile &o)
 {
     const float keep_scale = FFPA_DROPOUT ? a.dropout.keep_scale : 1.0f;
-    const bool pairs = !FFPA_SPLIT && stores_pairs(a.o, FFPA_O_DTYPE, DV);
 #pragma unroll
-    for (int m = 0; m < MT; m++)
+    for (int m = 0; m < MT * 2; m++) {
+        const int r = row_of(m / 2, m % 2);
+        if (w.row + r >= w.rows) continue;
+        const float l = rows.l[m / 2][m % 2], inverse = l == 0.0f ? 0.0f : keep_scale / l;
+        const OutRow out = row_out(a, w, r, l == 0.0f ? -FFPA_INF : rows.m[m / 2][m % 2] + logf(l));
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int r = row_of(m, half);
-            if (w.row + r >= w.rows) continue;
-            const int i = token_of(a, w, r), h = head_of(a, w, r);
-            const float l = rows.l[m][half], inverse = l == 0.0f ? 0.0f : keep_scale / l;
-            const float lse = l == 0.0f ? -FFPA_INF : rows.m[m][half] + logf(l);
-            const bool writer = warp_n() == 0 && (lane_id() & 3) == 0;
-            const i64 part = (w.split * (i64)a.hq + h) * a.seq.total_q + w.seq.q_row + i +
-                             (FFPA_VARLEN && a.seq.cu_q ? 0 : (i64)w.seq.s * a.seq.nq);
-            const i64 row = w.seq.q_batch * a.o.sb + h * a.o.sh + (w.seq.q_row + i) * a.o.sn;
-            if (writer && FFPA_SPLIT)
-                a.lse_part[part] = lse;
-            else if (writer && a.lse.data)
-                ((float *)a.lse.data)[w.seq.q_batch * a.lse.sb + h * a.lse.sh + (w.seq.q_row + i) * a.lse.sn] = lse;
-#pragma unroll
-            for (int n = 0; n < OG * 2; n++) {
-                const int c = ((n / 2) * WN + warp_n()) * 16 + (n % 2) * 8 + (lane_id() & 3) * 2;
-                const float x = o[m][n / 2][n % 2][half * 2] * inverse, y = o[m][n / 2][n % 2][half * 2 + 1] * inverse;
-                if (FFPA_SPLIT)
-                    store2(a.o_part, F32, part * DV, 1, c, DV, DV % 2 == 0, x, y);
-                else
-                    store2(a.o.data, FFPA_O_DTYPE, row, a.o.sd, c, DV, pairs, x, y);
-            }
+        for (int n = 0; n < OG * 2; n++) {
+            const float *x = o[m / 2][n / 2][n % 2] + m % 2 * 2;
+            store2<FFPA_SPLIT ? F32 : FFPA_O_DTYPE>(out, column_of(n), x[0] * inverse, x[1] * inverse);
         }
+    }
 }
 
 // ---- the kernel ----------------------------------------------------------------------------------
@@ -434,8 +458,10 @@ FFPA_DEVICE void rows_begin(const fwd_args &a, const Work &w, Rows &rows, OTile 
 // Next slot of the ring: wait for it, publish it, refill the one before it.
 FFPA_DEVICE u32 ring_turn(const fwd_args &a, const Work &w, Feed &f, u32 ring, u32 &slot)
 {
+    const Source source = source_of(w, f);
+    const int end = w.end;
     __syncthreads();
-    feed(a, w, f, ring);
+    feed(a, source, end, f, ring);
     const u32 at = ring + slot * SLOT;
     slot = slot + 1 == STAGES ? 0 : slot + 1;
     return at;
@@ -445,20 +471,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, BM <= 16 && MT * OG * 8 <=
     ffpa_kernel(const __grid_constant__ fwd_args a)
 {
     extern __shared__ __align__(1024) u8 smem[];
-    const u32 base = smem_addr(smem), ring = base + S_RING, s_p = base + S_P, s_bad = base + S_BAD;
+    const u32 base = smem_addr(smem), ring = base + S_RING, s_p = base + S_P;
     float *s_rows = (float *)(smem + S_ROWS);
-    Work w;
-    if (!work_of(a, w)) return;
-    Feed f = {key_rows(a.k, a.seq, w.seq, w.hk, ES), key_rows(a.v, a.seq, w.seq, w.hk, ES), w.tile, 0, 0};
+    Work work;
+    if (!work_of(a, work)) return;
+    // The work item lives in shared memory: read again where it is used, it leaves the registers to O.
+    if (threadIdx.x == 0) *(Work *)(smem + S_WORK) = work;
+    __syncthreads();
+    const Work &w = *(const Work *)(smem + S_WORK);
+    Feed f = {w.tile, 0, 0};
     const DropKey key = FFPA_DROPOUT ? drop_key(a.dropout) : DropKey{0, 0, 0, 0};
     Rows rows;
     OTile o;
     u32 slot = 0;
+    bool found = false; // NaN or Inf in V, in a guarded tile
     rows_begin(a, w, rows, o);
-    for (int j = threadIdx.x; j < BN; j += THREADS) sts32(s_bad + j * 4, 0);
     load_q(a, w, base + S_Q);
 #pragma unroll 1
-    for (int i = 0; i < STAGES - 1; i++) feed(a, w, f, ring);
+    for (int i = 0; i < STAGES - 1; i++) feed(a, source_of(w, f), w.end, f, ring);
 
 #pragma unroll 1
     for (int tile = w.tile; tile < w.end; tile++) {
@@ -478,19 +508,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BM <= 16 && MT * OG * 8 <=
         softmax_step(rows, o, s, top);
         weights_put(a, w, key, s, s_p, tile);
         // phase 3: O += P V
-        const bool guard = GUARDED && (FFPA_MASK || tile < w.clear_from || tile >= w.clear_to);
-        bool found = false;
+        const bool guard = guarded(w, tile);
 #pragma unroll 1
         for (int k = 0; k < BN; k += VK)
 #pragma unroll
             for (int part = 0; part < V_PARTS; part++) {
                 cp_wait<STAGES - 2>();
-                if (guard) found |= guard_scan(ring + slot * SLOT, k, s_bad);
+                if (guard) found |= guard_scan(ring + slot * SLOT);
                 output_step(o, s_p, ring_turn(a, w, f, ring, slot), k, part);
             }
-        if (guard && __syncthreads_or(found)) guard_add(a, w, f, o, s_p, s_bad, tile);
     }
     cp_wait<0>();
+    if (ROW_MASKS && __syncthreads_or(found)) guard_add(a, w, o);
     sums_share(rows, s_rows + BM * WN);
     rows_store(a, w, rows, o);
 }

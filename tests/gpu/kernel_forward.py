@@ -76,7 +76,8 @@ class Call:
     def forward_plan(self):
         rows = self.q.shape[2] * self.group
         pack = self.pack if self.pack is not None else (rows <= 64 and self.cu_q is None)
-        config = self.config or ck.forward_config(self.dtype, self.d, self.dv, rows if pack else 128, SHARED)
+        options = dict(self.options(), ALIGNED=self.aligned())
+        config = self.config or ck.forward_config(self.dtype, self.d, self.dv, rows if pack else 128, SHARED, options)
         cache = 2 if self.table is not None else int(self.lengths is not None)
         return variant("sm80/fwd_sm80.cuh", DTYPE=self.dtype, O_DTYPE=DTYPES[self.o_dtype], D=self.d, DV=self.dv,
                        **config, ALIGNED=self.aligned(), SINK=int(self.sink is not None), CACHE=cache, PACK=int(pack),
@@ -140,10 +141,15 @@ class Gradients:
 
     def gemm_plan(self, keys, b, cols):
         c = self.call
-        o = c.options()
+        aligned = int(c.aligned(b) and b.dtype == c.q.dtype)
+        o = dict(c.options(), ALIGNED=aligned)
         return variant("sm80/bwd_gemm_sm80.cuh", DTYPE=c.dtype, B_DTYPE=DTYPES[b.dtype], O_DTYPE=c.dtype, KEYS=keys,
-                       **ck.gemm_config(c.dtype, cols, SHARED), RANGE=o["RANGE"], MASK=o["MASK"], VARLEN=o["VARLEN"],
-                       ALIGNED=int(c.aligned(b) and b.dtype == c.q.dtype))
+                       **ck.gemm_config(c.dtype, cols, SHARED, o, self.row_tiles(keys)), RANGE=o["RANGE"], MASK=o["MASK"], VARLEN=o["VARLEN"],
+                       ALIGNED=aligned)
+
+    def row_tiles(self, keys):
+        h0, nh, _, nt, _, _ = self.chunks[0]
+        return ck.ceil_div(nh, self.call.group) * ck.ceil_div(self.call.k.shape[2], 128) if keys else nh * nt
 
     def variants(self):
         return [v for v in (self.delta_plan, self.pds_plan, *self.gemm_plans.values(), self.dmask_plan, self.dsink_plan)
@@ -199,7 +205,7 @@ class Gradients:
                 f = dict(self.gemm_plans[name][1])
                 tiles = ck.ceil_div(nh, c.group) * g.key_tiles if keys else nh * nt
                 cache.launch(self.gemm_plans[name], g, tiles * ck.ceil_div(g.cols, f["BN"]),
-                             ck.gemm_bytes(c.dtype, f["BN"], f["STAGES"]))
+                             ck.gemm_bytes(f["BN"], f["STAGES"]))
             if self.dmask is not None:
                 mb, mh, mq, mk = self.dmask.shape
                 m = Dmask(dbias=ptr(self.dbias), dmask=tensor(self.dmask), partial=ptr(self.mask_partial), seq=s, chunk=chunk,

@@ -72,7 +72,7 @@ class Answer:
 
     def backward(self, dout, dlse=None):
         dout = dout.to(self.work)
-        delta = (dout * self.o).sum(2)
+        delta = (dout * self.round(self.o)).sum(2)
         if dlse is not None:
             delta = delta - dlse.to(self.work)
         delta = torch.where(self.lse == -math.inf, 0.0, delta)
