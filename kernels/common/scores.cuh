@@ -27,15 +27,17 @@ struct ScoreRow {
     int diagonal;     // i + Nk - Nq
     float slope;
     const char *mask; // element [b, h, i, 0]
+    i64 mask_sd;
 };
 
 FFPA_DEVICE ScoreRow score_row(const k_scores &c, const Sequence &s, int h, int i)
 {
-    ScoreRow r = {key_range(c.left, c.right, c.top_left, i, s.nq, s.nk), i + s.nk - s.nq, 0.0f, 0};
+    ScoreRow r = {key_range(c.left, c.right, c.top_left, i, s.nq, s.nk), i + s.nk - s.nq, 0.0f, 0, 0};
     if (FFPA_ALIBI) r.slope = c.alibi[s.s * c.alibi_sb + h * c.alibi_sh];
     if (FFPA_MASK)
         r.mask = (const char *)c.mask.data +
                  (s.s * c.mask.sb + h * c.mask.sh + i * c.mask.sn) * dtype_size(FFPA_MASK);
+    if (FFPA_MASK) r.mask_sd = opaque(c.mask.sd); // else the offsets of all keys stay in registers across rows
     return r;
 }
 
@@ -52,9 +54,9 @@ FFPA_DEVICE float score(const k_scores &c, const ScoreRow &r, float t, int j, bo
     bool seen = inside || (j >= r.keys.lo && j < r.keys.hi);
     if (FFPA_ALIBI) t -= r.slope * fabsf((float)(r.diagonal - j));
     if (FFPA_MASK == BOOL) {
-        seen = seen && r.mask[j * c.mask.sd] != 0;
+        seen = seen && r.mask[j * r.mask_sd] != 0;
     } else if (FFPA_MASK) {
-        const float bias = seen ? element_get(r.mask, j * c.mask.sd, FFPA_MASK) : 0.0f;
+        const float bias = seen ? element_get(r.mask, j * r.mask_sd, FFPA_MASK) : 0.0f;
         t += bias;
         seen = seen && bias != -FFPA_INF;
     }

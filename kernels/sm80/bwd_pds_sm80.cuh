@@ -111,15 +111,16 @@ FFPA_DEVICE void product_step(Acc &c, u32 slot)
     const int row = (threadIdx.x >> 5) / WN * MT * 16;
 #pragma unroll STEP_UNROLL
     for (int k = 0; k < 4; k++) {
-        u32 x[MT][4], y[SG][4];
-#pragma unroll
-        for (int m = 0; m < MT; m++) frag_a(x[m], slot, row + m * 16, k);
+        u32 y[SG][4];
 #pragma unroll
         for (int n = 0; n < SG; n++) frag_b(y[n], slot + PANEL, warp_key() + n * 16, k);
 #pragma unroll
-        for (int m = 0; m < MT; m++)
+        for (int m = 0; m < MT; m++) {
+            u32 x[4];
+            frag_a(x, slot, row + m * 16, k);
 #pragma unroll
-            for (int n = 0; n < SG * 2; n++) mma_step(c[m][n], x[m], y[n / 2][n % 2 * 2], y[n / 2][n % 2 * 2 + 1]);
+            for (int n = 0; n < SG * 2; n++) mma_step(c[m][n], x, y[n / 2][n % 2 * 2], y[n / 2][n % 2 * 2 + 1]);
+        }
     }
 }
 
