@@ -176,12 +176,20 @@ typedef struct product {
     int64_t row_tiles;
 } product;
 
-/* The fewest equal tiles that shared memory holds, but narrower ones while they do not fill the device. */
-static int columns_of_tile(const product *g, const cuda_device *device)
+static bool product_aligned(const problem *p, const product *g)
+{
+    return g->b_aligned && g->b_dtype == p->ask.dtype;
+}
+
+/* The fewest equal tiles of at most 320 columns, or fewer where shared memory or registers are short, but
+ * narrower ones while they do not fill the device. */
+static int columns_of_tile(const problem *p, const product *g, const cuda_device *device)
 {
     static const int widest[] = {320, 256, 192, 128};
+    const bool slim =
+        device->shared_optin < 160 * 1024 || p->ask.mask_dtype || !product_aligned(p, g);
     int bn = 64;
-    for (int i = device->shared_optin > 160 * 1024 ? 0 : 1; i < 4; i++) {
+    for (int i = p->ask.dtype == FFPA_F32 ? 3 : slim ? 1 : 0; i < 4; i++) {
         const int64_t tiles = (g->columns + widest[i] - 1) / widest[i];
         bn = (int)(((g->columns + tiles - 1) / tiles + 63) / 64 * 64);
         if (g->row_tiles * tiles * 10 >= (int64_t)device->sms * 9) break;
@@ -196,22 +204,20 @@ static int add_product(variant_list *list, const problem *p, const cuda_device *
     const ffpa_problem *a = &p->ask;
     char name[112];
     if (g->columns == 0 || g->out_dtype == 0) return -1;
-    *bn = columns_of_tile(g, device);
-    const int fit =
-        device->shared_optin / gemm_shared_bytes(*bn, (int)dtype_bytes(a->dtype), 1);
+    *bn = columns_of_tile(p, g, device);
+    const int fit = device->shared_optin / gemm_shared_bytes(*bn, 1);
     const int stages = fit < MAX_STAGES ? fit : MAX_STAGES;
     snprintf(name, sizeof name, "gemm_sm80_%s_%s_n%ds%d%s%s%s", dtype_name(a->dtype),
              g->keys ? "keys" : "queries", *bn, stages, macro_range(p) ? "_range" : "",
              a->mask_dtype ? "_mask" : "", macro_varlen(p) ? "_varlen" : "");
-    variant *v =
-        variant_add(list, "sm80/bwd_gemm_sm80.cuh", device->arch,
-                    (unsigned)gemm_shared_bytes(*bn, (int)dtype_bytes(a->dtype), stages), name);
+    variant *v = variant_add(list, "sm80/bwd_gemm_sm80.cuh", device->arch,
+                             (unsigned)gemm_shared_bytes(*bn, stages), name);
     config_set(v, "DTYPE", a->dtype);
     config_set(v, "O_DTYPE", g->out_dtype);
     config_set(v, "B_DTYPE", g->b_dtype);
     config_set(v, "BN", *bn);
     config_set(v, "STAGES", stages);
-    config_set(v, "ALIGNED", g->b_aligned && g->b_dtype == a->dtype);
+    config_set(v, "ALIGNED", product_aligned(p, g));
     config_set(v, "RANGE", macro_range(p));
     config_set(v, "MASK", a->mask_dtype);
     config_set(v, "VARLEN", macro_varlen(p));

@@ -33,13 +33,40 @@ bool forward_supports(const problem *p, const cuda_device *device, char *why, si
 
 /* ---- tiles --------------------------------------------------------------------------------------- */
 
-/* Tiles in order of preference. `widest` is the largest Dv whose O fits the registers. */
-static const struct {
+/* Tiles in order of preference. `widest` is the largest Dv whose O fits the registers beside the state of
+ * the options: a bias, distances, random bits or any stride leave less room. */
+enum { PLAIN = 1, RANGE = 2, HEAVY = 4, ANY = 7 }; /* what a tile serves */
+typedef struct tile {
     int bm, bn, wm, wn, widest;
-} TILES[] = {{128, 128, 4, 2, 128}, {128, 64, 4, 2, 320},  {64, 128, 2, 4, 640},
-             {64, 64, 2, 4, 640},   {32, 256, 1, 8, 1024}, {32, 128, 1, 8, 1024},
-             {16, 128, 1, 8, 1024}, {16, 64, 1, 4, 1024}};
-enum { TILE_COUNT = sizeof TILES / sizeof TILES[0], DECODE_ROWS = 16 };
+    unsigned serves;
+} tile;
+static const tile TILES[] = {{128, 128, 4, 2, 128, PLAIN | RANGE},
+                             {128, 64, 4, 2, 256, ANY},
+                             {128, 64, 4, 2, 320, PLAIN},
+                             {128, 32, 4, 2, 320, RANGE},
+                             {64, 128, 2, 4, 640, PLAIN | RANGE},
+                             {64, 64, 2, 4, 640, PLAIN | RANGE},
+                             {32, 256, 1, 8, 1024, PLAIN | RANGE},
+                             {64, 64, 2, 4, 512, ANY},
+                             {32, 128, 1, 8, 1024, ANY},
+                             {16, 128, 1, 8, 1024, ANY},
+                             {16, 64, 1, 4, 1024, ANY}};
+enum { TILE_COUNT = sizeof TILES / sizeof TILES[0], DECODE_ROWS = 16, F32_WIDEST = 640 };
+
+static bool streams_aligned(const problem *p)
+{
+    const uint32_t streamed = ALIGNED_Q | ALIGNED_K | ALIGNED_V;
+    return (p->aligned & streamed) == streamed;
+}
+
+/* What a tile must serve for this problem. */
+static unsigned needs(const problem *p)
+{
+    const ffpa_problem *a = &p->ask;
+    const bool bias = a->mask_dtype && a->mask_dtype != FFPA_BOOL;
+    if (bias || a->alibi || p->dropping || a->softcap > 0 || !streams_aligned(p)) return HEAVY;
+    return macro_range(p) ? RANGE : PLAIN;
+}
 
 static int shared_bytes(const ffpa_problem *a, const forward_choice *x, int ring_panels)
 {
@@ -67,16 +94,25 @@ static bool choose_ring(const ffpa_problem *a, const cuda_device *device, int64_
     return true;
 }
 
+/* f32 fills twice the registers and shared memory. */
+static bool tile_serves(const tile *t, const problem *p, int64_t rows)
+{
+    const ffpa_problem *a = &p->ask;
+    if (!(t->serves & needs(p)) || a->dv > t->widest ||
+        (t->bm > DECODE_ROWS && rows <= DECODE_ROWS))
+        return false;
+    if (a->dtype != FFPA_F32) return true;
+    return t->bm <= 32 && t->bn <= 128 && (t->bm <= DECODE_ROWS || a->dv <= F32_WIDEST);
+}
+
 /* The first tile that registers and shared memory hold; `rows` query rows share keys. */
-static bool choose_tile(const ffpa_problem *a, const cuda_device *device, int64_t rows,
+static bool choose_tile(const problem *p, const cuda_device *device, int64_t rows,
                         forward_choice *x)
 {
     for (int i = 0; i < TILE_COUNT; i++) {
-        if (a->dv > TILES[i].widest || (TILES[i].bm > DECODE_ROWS && rows <= DECODE_ROWS))
-            continue;
-        if (a->dtype == FFPA_F32 && (TILES[i].bm > 32 || TILES[i].bn > 128)) continue;
+        if (!tile_serves(&TILES[i], p, rows)) continue;
         x->bm = TILES[i].bm, x->bn = TILES[i].bn, x->wm = TILES[i].wm, x->wn = TILES[i].wn;
-        if (choose_ring(a, device, rows, x)) return true;
+        if (choose_ring(&p->ask, device, rows, x)) return true;
     }
     return false;
 }
@@ -121,8 +157,6 @@ static void add_attention(variant_list *list, const problem *p, const cuda_devic
                           const forward_choice *x)
 {
     const ffpa_problem *a = &p->ask;
-    const uint32_t streamed = ALIGNED_Q | ALIGNED_K | ALIGNED_V;
-    const bool aligned = (p->aligned & streamed) == streamed;
     char name[112];
     snprintf(name, sizeof name,
              "fwd_sm80_%s_d%" PRId64 "v%" PRId64 "_m%dn%ds%d%s%s%s%s%s%s%s%s%s",
@@ -143,7 +177,7 @@ static void add_attention(variant_list *list, const problem *p, const cuda_devic
     config_set(v, "WN", x->wn);
     config_set(v, "PANELS", x->panels);
     config_set(v, "STAGES", x->stages);
-    config_set(v, "ALIGNED", aligned);
+    config_set(v, "ALIGNED", streams_aligned(p));
     config_set(v, "RANGE", macro_range(p));
     config_set(v, "MASK", a->mask_dtype);
     config_set(v, "SOFTCAP", a->softcap > 0);
@@ -178,7 +212,7 @@ ffpa_status forward_choose(const problem *p, const cuda_device *device, void *ch
     const int64_t group = a->hk > 0 ? a->hq / a->hk : 1;
     x->packed = group > 1 && a->nq <= DECODE_ROWS;
     if (!x->nothing) {
-        CHECK(choose_tile(a, device, x->packed ? a->nq * group : a->nq, x), FFPA_E_UNSUPPORTED,
+        CHECK(choose_tile(p, device, x->packed ? a->nq * group : a->nq, x), FFPA_E_UNSUPPORTED,
               "cuda: no forward tile for %s D=%" PRId64 " Dv=%" PRId64
               " fits the %d bytes of shared memory of %s",
               dtype_name(a->dtype), a->d, a->dv, device->shared_optin, device->arch);
