@@ -7,4 +7,5 @@ cmake --build build-check/gcc
 mkdir -p tests/golden
 python3 tests/abi/abi_dump.py build-check/gcc/libffpa.so --write tests/golden/abi_x86_64.txt
 python3 tests/cli/cli_tests.py --write build-check/gcc/ffpa Golden
+FFPA_GOLDEN=write build-check/gcc/tests/test_cuda_plans >/dev/null
 git --no-pager diff --stat -- tests
