@@ -108,16 +108,21 @@ typedef void dot_fn(const key_rows *k, const float *q, ptrdiff_t d,
     {                                                                                \
         dot_block(rows, dtype, k, q, d, out);                                        \
     }
-#define DOTS(rows) DOT(rows, FFPA_F32) DOT(rows, FFPA_F16) DOT(rows, FFPA_BF16)
+#define DOTS(rows)      \
+    DOT(rows, FFPA_F32) \
+    DOT(rows, FFPA_F16) \
+    DOT(rows, FFPA_BF16)
 #define DOT_NAMES(rows)                                                      \
     {                                                                        \
         dot_##rows##_FFPA_F32, dot_##rows##_FFPA_F16, dot_##rows##_FFPA_BF16 \
     }
 
 DOTS(1)
-DOTS(2) DOTS(3) DOTS(4)
+DOTS(2)
+DOTS(3)
+DOTS(4)
 
-    static int dtype_column(int32_t dtype)
+static int dtype_column(int32_t dtype)
 {
     return dtype == FFPA_F32 ? 0 : dtype == FFPA_F16 ? 1 : 2;
 }
@@ -208,16 +213,21 @@ typedef void sum_fn(const key_rows *v, const few_tile *t, const float *weights, 
     {                                                                      \
         sum_block(keys, dtype, v, t, weights, o);                          \
     }
-#define SUMS(keys) SUM(keys, FFPA_F32) SUM(keys, FFPA_F16) SUM(keys, FFPA_BF16)
+#define SUMS(keys)      \
+    SUM(keys, FFPA_F32) \
+    SUM(keys, FFPA_F16) \
+    SUM(keys, FFPA_BF16)
 #define SUM_NAMES(keys)                                                      \
     {                                                                        \
         sum_##keys##_FFPA_F32, sum_##keys##_FFPA_F16, sum_##keys##_FFPA_BF16 \
     }
 
 SUMS(1)
-SUMS(2) SUMS(3) SUMS(4)
+SUMS(2)
+SUMS(3)
+SUMS(4)
 
-    void few_copy_values(few_tile *t)
+void few_copy_values(few_tile *t)
 {
     t->copied = true;
     rows_load_keys(t->scratch, t->ld, t->rb, &t->rb->c->f.v, t->j0, t->n);

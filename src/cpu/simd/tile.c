@@ -63,7 +63,11 @@ typedef void block_fn(ptrdiff_t n, ptrdiff_t depth, const tile_a *a, const tile_
     {                                                                             \
         tile_block(m, walk, n, depth, a, b, c);                                   \
     }
-#define BLOCKS(m) BLOCK(m, ALONG_K) BLOCK(m, ALONG_I) BLOCK(m, ANY_WALK) BLOCK(m, PARTIAL)
+#define BLOCKS(m)      \
+    BLOCK(m, ALONG_K)  \
+    BLOCK(m, ALONG_I)  \
+    BLOCK(m, ANY_WALK) \
+    BLOCK(m, PARTIAL)
 #define NAMES(m) \
     [m] = {block_##m##_ALONG_K, block_##m##_ALONG_I, block_##m##_ANY_WALK, block_##m##_PARTIAL}
 
@@ -74,13 +78,18 @@ BLOCKS(4)
 BLOCKS(5)
 BLOCKS(6)
 #if defined(__AVX512F__)
-    BLOCKS(7) BLOCKS(8) BLOCKS(9) BLOCKS(10) BLOCKS(11) BLOCKS(12)
+BLOCKS(7)
+BLOCKS(8)
+BLOCKS(9)
+BLOCKS(10)
+BLOCKS(11)
+BLOCKS(12)
 #endif
 
-        static block_fn *const blocks[MR + 1][WALKS] = {
-            NAMES(1), NAMES(2), NAMES(3), NAMES(4),  NAMES(5),  NAMES(6),
+static block_fn *const blocks[MR + 1][WALKS] = {
+    NAMES(1), NAMES(2), NAMES(3), NAMES(4),  NAMES(5),  NAMES(6),
 #if defined(__AVX512F__)
-            NAMES(7), NAMES(8), NAMES(9), NAMES(10), NAMES(11), NAMES(12),
+    NAMES(7), NAMES(8), NAMES(9), NAMES(10), NAMES(11), NAMES(12),
 #endif
 };
 
