@@ -46,8 +46,8 @@ def forward_config(dtype, d, dv, rows, shared_kib, options=None):
     size = 4 if dtype == F32 else 2
     panels = max(1, ceil_div(d * size, 128))
     options = options or {}
-    wide = [(128, 128, 4, 2, 128), (128, 64, 4, 2, 256), (128, 32 if options.get("RANGE") else 64, 4, 2, 320),
-            (64, 128, 2, 4, 640), (64, 64, 2, 4, 640), (32, 256, 1, 8, 1024)]  # BM BN WM WN, widest Dv
+    wide = [(128, 128, 4, 2, 128), (128, 64, 4, 2, 256 if options.get("RANGE") or options.get("MASK") else 320),
+            (64, 128, 2, 4, 576), (64, 64, 2, 4, 640), (32, 256, 1, 8, 1024)]  # BM BN WM WN, widest Dv
     slim = [(128, 64, 4, 2, 256), (64, 64, 2, 4, 512)]
     tiles = (slim if heavy(options) else wide) + [(64, 64, 2, 4, 512), (32, 128, 1, 8, 1024 if size == 2 else 640),
                                                   (16, 128, 1, 8, 1024), (16, 64, 1, 4, 1024)]
@@ -79,7 +79,8 @@ def gemm_bytes(bn, stages):
 def gemm_config(dtype, cols, shared_kib, options=None, row_tiles=10**6, processors=132):
     """Columns of a tile: the fewest equal tiles of at most 320 columns (99 KiB, masks, any stride: 256; f32: 128), but
     narrower ones, down to 128, while they do not fill the processors."""
-    slim = shared_kib < 160 or heavy(options or {})
+    options = options or {}
+    slim = shared_kib < 160 or heavy(options) or (options.get("RANGE") and options.get("KEYS"))
     for widest in (128,) if dtype == F32 else (256, 192, 128) if slim else (320, 256, 192, 128):
         tiles = ceil_div(cols, widest)
         bn = ceil_div(ceil_div(cols, tiles), 64) * 64
@@ -190,7 +191,7 @@ def backward_variants(arch):
         for cols in (64, 128, 192, 256, 320) if dtype != F32 else (64, 128):
             for keys in (0, 1):
                 for suffix, more in (("", {}), ("_causal", dict(RANGE=1)), ("_any", dict(RANGE=1, MASK=F32, VARLEN=1, ALIGNED=0))):
-                    base = dict(DTYPE=dtype, KEYS=keys, ALIGNED=1, **gemm_config(dtype, cols, SHARED[arch], more))
+                    base = dict(DTYPE=dtype, KEYS=keys, ALIGNED=1, **gemm_config(dtype, cols, SHARED[arch], dict(more, KEYS=keys)))
                     yield "sm80/bwd_gemm_sm80.cuh", base | more, f"gemm_{letters}_{'qk'[keys]}_n{base['BN']}{suffix}"
 
 

@@ -45,6 +45,7 @@ static constexpr int S_Q = 0, S_P = BM * 128 * QP, S_RING = S_P + BM * BN * ES, 
 static_assert(S_BYTES == fwd_shared_bytes(D, ES, BM, BN, WN, STAGES * PANELS), "shapes.h disagrees");
 static_assert(S_BYTES <= 227 * 1024, "shared budget: fewer STAGES, smaller BM or BN");
 static_assert(MT * 16 * WM == BM && SG * 16 * WN == BN && BN % VK == 0, "warps do not tile BM x BN");
+static_assert(BN * ES % 128 == 0, "P is whole panels");
 static_assert(V_PARTS == 1 || PART_GROUPS % WN == 0, "a part of V does not split over WN warps");
 static_assert(MT * (OG + SG) * 8 <= 224, "register budget: smaller BM for this DV, or more warps");
 

@@ -142,7 +142,7 @@ class Gradients:
     def gemm_plan(self, keys, b, cols):
         c = self.call
         aligned = int(c.aligned(b) and b.dtype == c.q.dtype)
-        o = dict(c.options(), ALIGNED=aligned)
+        o = dict(c.options(), ALIGNED=aligned, KEYS=keys)
         return variant("sm80/bwd_gemm_sm80.cuh", DTYPE=c.dtype, B_DTYPE=DTYPES[b.dtype], O_DTYPE=c.dtype, KEYS=keys,
                        **ck.gemm_config(c.dtype, cols, SHARED, o, self.row_tiles(keys)), RANGE=o["RANGE"], MASK=o["MASK"], VARLEN=o["VARLEN"],
                        ALIGNED=aligned)
