@@ -127,7 +127,7 @@ class Nvrtc:
                                     len(names), array(*[t.encode() for t in texts]),
                                     array(*[n.encode() for n in names]))
         options = [b"--std=c++17", b"--gpu-architecture=" + arch.encode(), b"-default-device",
-                   b"--ptxas-options=-v"]
+                   b"--ptxas-options=-v", b"--no-cache"]  # a cached answer has no resources in its log
         status = self.lib.nvrtcCompileProgram(program, len(options),
                                               (ctypes.c_char_p * len(options))(*options))
         log = self._text(program, "ProgramLog").rstrip(b"\0").decode()
@@ -259,7 +259,7 @@ def main():
             r = resources(cubin, log)
             lines.append(f"{name},{arch},{r['registers']},{r['stack']},{r['spill']},{r['warnings']},{shared},"
                          f"{r['cubin_bytes']}")
-            wrong = r["stack"] or r["spill"] or r["warnings"]
+            wrong = not r["registers"] or r["stack"] or r["spill"] or r["warnings"]
             bad += bool(wrong)
             print(lines[-1], "  WRONG" if wrong else "", flush=True)
             if args.out:
