@@ -19,7 +19,8 @@ tiles tiles_of(const problem *p)
 {
     tiles t = {.bm = 128, .bn = 96, .d = p->ask.d, .dv = p->ask.dv};
     const int64_t rows = p->ask.hk > 0 ? p->ask.nq * (p->ask.hq / p->ask.hk) : 0;
-    if (!(p->sources & VARLEN_Q) && rows < t.bm) t.bm = (int)(rows + NR - 1) / NR * NR;
+    if (!(p->sources & VARLEN_Q) && rows < t.bm)
+        t.bm = rows > NR ? (int)(rows + NR - 1) / NR * NR : NR;
     t.ld = tile_stride(t.d > t.dv ? t.d : t.dv);
     t.bias = scores_scratch(&p->ask, t.bm);
     t.keep = p->dropping ? (size_t)t.bn * NR : 0;
@@ -259,7 +260,7 @@ void block_run(block_state *st, const tiles *t, const block_scratch *w, int64_t 
     for (int r = 0; r < st->rb.lanes; r++)
         st->m[r] = -INFINITY, st->l[r] = 0;
     st->fresh = true;
-    st->few = st->rb.rows <= FEW_ROWS;
+    st->few = st->rb.rows <= FEW_ROWS && st->rb.s->nk >= MANY_KEYS;
     if (first < st->rb.first) first = st->rb.first;
     if (last > st->rb.last) last = st->rb.last;
     if (first >= last) return;

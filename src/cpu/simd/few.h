@@ -12,7 +12,10 @@
 
 enum {
     FEW_ROWS = 16, /* most rows of such a block */
-    FEW_KEYS = 32  /* keys of a tile: enough to make the softmax cheap */
+    MANY_KEYS =
+        64, /* fewest keys: below, nothing is gained, and as tiles the scores are bit for bit
+                       those that backward computes, so that one key has the weight 1 in both */
+    FEW_KEYS = 32 /* keys of a tile: enough to make the softmax cheap */
 };
 
 /* A tile of keys for these products. */

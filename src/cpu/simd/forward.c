@@ -82,7 +82,8 @@ static ffpa_status plan_forward(ffpa_plan *plan)
     r->tile_k = y.t.bn;
     r->tile_d = (int32_t)(y.t.d < TILE_DEPTH ? y.t.d : TILE_DEPTH);
     r->splits = y.splits;
-    const bool few = !(plan->prob.sources & VARLEN_Q) && y.rows <= FEW_ROWS;
+    const problem *p = &plan->prob;
+    const bool few = !(p->sources & VARLEN_Q) && y.rows <= FEW_ROWS && p->ask.nk >= MANY_KEYS;
     snprintf(r->path, sizeof r->path, "cpu/%s/%s", ISA_TEXT(FFPA_ISA),
              few ? "decode" : "forward");
     r->threads = y.threads;
