@@ -84,16 +84,15 @@ CASE(b54_thread_count_changes_no_bit, ON_F32 | ON_BF16, 256, thread_counts)
 
 /* ---- batch invariance ---- */
 
-enum { B = 9, MIDDLE = 4, LONGEST = 1500 };
-static const int32_t lengths[B] = {1, 130, 64, 900, 777, 0, 1500, 776, 300};
+enum { B = 9, MIDDLE = 4 };
 
 /* Element [b, h, 0, c] of a batch equals [0, h, 0, c] of the row alone, bit for bit. */
 static void expect_row_alone(const sample *batch, const sample *alone, const setting *s)
 {
     for (int64_t h = 0; h < batch->spec.hq; h++) {
         for (int64_t c = 0; c < s->d; c++) {
-            const double a = tensor_at(batch->t[O], MIDDLE, h, 0, c),
-                         b = tensor_at(alone->t[O], 0, h, 0, c);
+            const double a = tensor_at(batch->t[O], MIDDLE, h, 0, c);
+            const double b = tensor_at(alone->t[O], 0, h, 0, c);
             if (a != b)
                 fail_msg("%s, D=%lld: o[%d,%lld,0,%lld] is %.9g in the batch, %.9g alone",
                          s->path->name, (long long)s->d, MIDDLE, (long long)h, (long long)c, a,
@@ -104,32 +103,38 @@ static void expect_row_alone(const sample *batch, const sample *alone, const set
     }
 }
 
-/* A decode row in a cache of 9 sequences, and alone in a cache of its own length or a longer one. */
-static void decode_row(const setting *s)
+/* The middle sequence of a batch, in a cache of its own with `capacity` rows. */
+static sample *middle_alone(const sample *batch, int64_t capacity, const int32_t *length)
 {
-    sample *batch = sample_new(&(sample_spec){
-        .dtype = s->dtype, .b = B, .hq = 8, .hk = 2, .nq = 1, .nk = LONGEST, .d = s->d});
-    sample_use_cache(batch, lengths);
-    must_forward(batch, s);
-    const int64_t capacity[] = {lengths[MIDDLE], LONGEST, 1024};
-    for (size_t x = 0; x < COUNT(capacity); x++) {
-        sample *alone = sample_new(&(sample_spec){
-            .dtype = s->dtype, .hq = 8, .hk = 2, .nq = 1, .nk = capacity[x], .d = s->d});
-        for (int64_t h = 0; h < 8; h++) {
-            for (int64_t c = 0; c < s->d; c++)
-                tensor_put(alone->t[Q], 0, h, 0, c, tensor_at(batch->t[Q], MIDDLE, h, 0, c));
-        }
-        for (int64_t h = 0; h < 2; h++) {
-            for (int64_t j = 0; j < lengths[MIDDLE]; j++) {
-                for (int64_t c = 0; c < s->d; c++) {
-                    tensor_put(alone->t[K], 0, h, j, c,
-                               tensor_at(batch->t[K], MIDDLE, h, j, c));
-                    tensor_put(alone->t[V], 0, h, j, c,
-                               tensor_at(batch->t[V], MIDDLE, h, j, c));
-                }
+    sample_spec spec = batch->spec;
+    spec.b = 1, spec.nk = capacity;
+    sample *alone = sample_new(&spec);
+    const role inputs[] = {Q, K, V};
+    for (size_t x = 0; x < COUNT(inputs); x++) {
+        const tensor *from = batch->t[inputs[x]];
+        const int64_t rows = x ? *length : 1;
+        for (int64_t h = 0; h < from->view.shape[1]; h++) {
+            for (int64_t n = 0; n < rows; n++) {
+                for (int64_t c = 0; c < spec.d; c++)
+                    tensor_put(alone->t[inputs[x]], 0, h, n, c,
+                               tensor_at(from, MIDDLE, h, n, c));
             }
         }
-        sample_use_cache(alone, &lengths[MIDDLE]);
+    }
+    sample_use_cache(alone, length);
+    return alone;
+}
+
+/* A decode row in a cache of 9 sequences, alone in a cache, and alone without one. */
+static void decode_row(const setting *s, const int32_t lengths[B], int64_t longest)
+{
+    sample *batch = sample_new(&(sample_spec){
+        .dtype = s->dtype, .b = B, .hq = 4, .hk = 1, .nq = 1, .nk = longest, .d = s->d});
+    sample_use_cache(batch, lengths);
+    must_forward(batch, s);
+    const int64_t capacity[] = {lengths[MIDDLE], longest};
+    for (size_t x = 0; x < COUNT(capacity); x++) {
+        sample *alone = middle_alone(batch, capacity[x], &lengths[MIDDLE]);
         must_forward(alone, s);
         expect_row_alone(batch, alone, s);
         alone->f.kv_cache = NULL;
@@ -141,8 +146,21 @@ static void decode_row(const setting *s)
     }
     sample_free(batch);
 }
-CASE(b55_batch_invariance, ON_ALL, 64, decode_row)
-CASE(b55_batch_invariance_d512, ON_F32 | ON_BF16, 512, decode_row)
+
+static void short_decode(const setting *s)
+{
+    const int32_t lengths[B] = {1, 130, 64, 900, 777, 0, 1500, 776, 300};
+    decode_row(s, lengths, 1500);
+}
+CASE(b55_batch_invariance, ON_F32 | ON_BF16, 512, short_decode)
+
+/* Long enough for the keys to be split. */
+static void long_decode(const setting *s)
+{
+    const int32_t lengths[B] = {1, 130, 2048, 900, 4001, 0, 6000, 4000, 2047};
+    decode_row(s, lengths, 6000);
+}
+CASE(b55_batch_invariance_of_split_keys, ON_ALL, 40, long_decode)
 
 /* The middle sequence of a dense batch of prefills, and that sequence alone. */
 static void prefill(const setting *s)
@@ -182,7 +200,7 @@ int main(void)
         cmocka_unit_test(b54_thirty_runs_agree),
         cmocka_unit_test(b54_thread_count_changes_no_bit),
         cmocka_unit_test(b55_batch_invariance),
-        cmocka_unit_test(b55_batch_invariance_d512),
+        cmocka_unit_test(b55_batch_invariance_of_split_keys),
         cmocka_unit_test(b55_prefill_batch_invariance),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

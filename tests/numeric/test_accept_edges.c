@@ -124,12 +124,76 @@ static void empty_tiles(const setting *s)
 }
 CASE(edges_of_empty_tiles, ON_F32 | ON_F16, 72, empty_tiles)
 
+/* Few queries, so many keys that they are split: sizes around the parts' edges, parts without any key
+ * that is seen, and every option that a part must carry. */
+static sample *few_queries(const setting *s, int64_t nq, int64_t nk)
+{
+    sample *t = sample_new(&(sample_spec){
+        .dtype = s->dtype, .b = 2, .hq = 4, .hk = 2, .nq = nq, .nk = nk, .d = s->d});
+    t->f.flags = 0;
+    return t;
+}
+
+static void splits(const setting *s)
+{
+    const int64_t sizes[] = {1023, 1024, 1025, 2047, 2048, 2049, 3071, 3073, 5000};
+    for (size_t x = 0; x < COUNT(sizes); x++) {
+        sample *t = few_queries(s, x % 3 ? 1 : 7, sizes[x]);
+        t->f.causal = (int32_t)(x % 3);
+        judge_sample_on(t, s->path, "splits");
+        sample_free(t);
+    }
+}
+CASE(edges_of_splits, ON_ALL, 24, splits)
+
+static void splits_with_options(const setting *s)
+{
+    static const int32_t lengths[] = {4100, 30}, offsets[] = {0, 1, 3}, keys[] = {0, 200, 4200};
+    for (int kind = 0; kind < 7; kind++) {
+        sample *t = few_queries(s, 3, 4200);
+        if (kind == 0) sample_use_window(t, 150, 0); /* the first parts see nothing */
+        if (kind == 1) t->f.causal = FFPA_TOP_LEFT;  /* the last parts see nothing */
+        if (kind == 2) sample_use_dropout(t, .4f, 11, 12);
+        if (kind == 3) sample_use_cache(t, lengths);
+        if (kind == 4) {
+            tensor *mask = sample_put(t, MASK, tensor_new(FFPA_F32, 2, 1, 3, 4200, NULL));
+            tensor_hash(mask, 8000000, 6);
+            for (int64_t j = 0; j < 4200; j++)
+                tensor_put(mask, 1, 0, 1, j, -(double)INFINITY);
+        }
+        if (kind == 5) {
+            t->f.softcap = 2;
+            tensor_values(sample_put(t, ALIBI, tensor_new(FFPA_F32, 1, 4, 1, 1, NULL)), 1,
+                          (double[]){.01, .02, 0, .04});
+            tensor_values(sample_put(t, SINK, tensor_new(FFPA_F32, 1, 4, 1, 1, NULL)), 1,
+                          (double[]){9, 1, 2, 30});
+        }
+        if (kind == 6) {
+            const role packed[] = {Q, K, V, O};
+            for (size_t x = 0; x < COUNT(packed); x++) {
+                const int64_t *n = t->t[packed[x]]->view.shape;
+                sample_put(t, packed[x], tensor_new(s->dtype, 1, n[1], n[2], n[3], NULL));
+                tensor_hash(t->t[packed[x]], 100000 * x, 1);
+            }
+            sample_put(t, LSE, tensor_new(FFPA_F32, 1, 4, 3, 1, NULL));
+            sample_use_varlen(t, 2, offsets, keys);
+        }
+        judge_sample_on(t, s->path, "splits with options");
+        sample_free(t);
+    }
+}
+CASE(edges_of_splits_with_options, ON_F32 | ON_BF16, 40, splits_with_options)
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(edges_of_rows_and_keys), cmocka_unit_test(edges_of_small_problems),
-        cmocka_unit_test(edges_of_columns),       cmocka_unit_test(edges_of_windows),
+        cmocka_unit_test(edges_of_rows_and_keys),
+        cmocka_unit_test(edges_of_small_problems),
+        cmocka_unit_test(edges_of_columns),
+        cmocka_unit_test(edges_of_windows),
         cmocka_unit_test(edges_of_empty_tiles),
+        cmocka_unit_test(edges_of_splits),
+        cmocka_unit_test(edges_of_splits_with_options),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
