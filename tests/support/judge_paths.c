@@ -6,6 +6,10 @@
 
 static judge_path paths[] = {
     {"reference", "reference", NULL, NULL, true},
+    {"cpu/portable", "cpu", "portable", NULL, false},
+    {"cpu/avx2", "cpu", "avx2", NULL, false},
+    {"cpu/avx512", "cpu", "avx512", NULL, false},
+    {"cpu/avx512_bf16", "cpu", "avx512_bf16", NULL, false},
     {NULL, NULL, NULL, NULL, false},
 };
 enum { PATHS = sizeof paths / sizeof *paths - 1 };
