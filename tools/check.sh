@@ -57,11 +57,12 @@ step install tests/install/run_install_test.sh "$work/gcc" "$work/install"
 step clang build clang all -DCMAKE_C_COMPILER=clang-14 -DFFPA_FUZZ=ON
 
 # The sanitizers cost a factor of 3 to 10; FFPA_TEST_EFFORT=quick lets long sweeps thin themselves out.
-step asan build asan all -DCMAKE_C_COMPILER=gcc -DCMAKE_BUILD_TYPE=RelWithDebInfo -DFFPA_SANITIZE=address,undefined
+sanitized=(-DCMAKE_C_COMPILER=gcc -DCMAKE_BUILD_TYPE=RelWithDebInfo "-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O1 -g1")
+step asan build asan all "${sanitized[@]}" -DFFPA_SANITIZE=address,undefined
 step asan-tests quick_tests asan
 closing_lines asan-tests
 
-step tsan build tsan threaded_tests -DCMAKE_C_COMPILER=gcc -DCMAKE_BUILD_TYPE=RelWithDebInfo -DFFPA_SANITIZE=thread
+step tsan build tsan threaded_tests "${sanitized[@]}" -DFFPA_SANITIZE=thread
 step tsan-tests tests tsan -L threaded
 closing_lines tsan-tests
 
