@@ -24,67 +24,85 @@ tiles tiles_of(const problem *p)
     t.ld = tile_stride(t.d > t.dv ? t.d : t.dv);
     t.bias = scores_scratch(&p->ask, t.bm);
     t.keep = p->dropping ? (size_t)t.bn * NR : 0;
+    t.pairs = HAS_PAIRS && p->ask.dtype == FFPA_BF16;
     return t;
 }
 
 static size_t round_line(size_t floats) { return (floats + 15) / 16 * 16; }
 
+enum { PARTS = 7 };
+
 /* Offsets in floats of the parts of a block's scratch; the last one is the end. */
-static void scratch_offsets(const tiles *t, size_t at[7])
+static void scratch_offsets(const tiles *t, size_t at[PARTS + 1])
 {
-    const ptrdiff_t few = FEW_ROWS * few_stride(t->d),
-                    q = t->bm * t->d > few ? t->bm * t->d : few;
-    const size_t size[6] = {(size_t)q,
-                            (size_t)(t->bm * t->dv),
-                            (size_t)(t->bn * t->ld),
-                            (size_t)t->bm * (size_t)t->bn,
-                            t->bias,
-                            t->keep};
+    const ptrdiff_t few = FEW_ROWS * few_stride(t->d), many = t->bm * t->d;
+    const ptrdiff_t size[PARTS] = {many > few ? many : few,
+                                   t->bm * t->dv,
+                                   t->bn * t->ld,
+                                   t->bm * t->bn,
+                                   (ptrdiff_t)t->bias,
+                                   (ptrdiff_t)t->keep,
+                                   t->pairs ? t->bm * pairs_count(t->bn) : 0};
     at[0] = 0;
-    for (int i = 0; i < 6; i++)
-        at[i + 1] = at[i] + round_line(size[i]);
+    for (int i = 0; i < PARTS; i++)
+        at[i + 1] = at[i] + round_line((size_t)size[i]);
 }
 
 size_t block_scratch_bytes(const tiles *t)
 {
-    size_t at[7];
+    size_t at[PARTS + 1];
     scratch_offsets(t, at);
-    return at[6] * sizeof(float);
+    return at[PARTS] * sizeof(float);
 }
 
 block_scratch block_scratch_at(const tiles *t, void *memory)
 {
-    size_t at[7];
+    size_t at[PARTS + 1];
     float *p = memory;
     scratch_offsets(t, at);
-    return (block_scratch){p + at[0], p + at[1], p + at[2], p + at[3], p + at[4], p + at[5]};
+    return (block_scratch){p + at[0], p + at[1], p + at[2], p + at[3],
+                           p + at[4], p + at[5], p + at[6]};
+}
+
+/* C = or += A B for one panel of NR lanes, in f32 or in words of two bf16. */
+static void panel_product(const tiles *t, ptrdiff_t m, ptrdiff_t depth, tile_a a, tile_b b,
+                          tile_c c)
+{
+    if (t->pairs)
+        tile_mul_pairs(m, depth, a, b, c);
+    else
+        tile_mul(m, NR, depth, a, b, c);
 }
 
 /* S^T of all panels: depth in chunks, so that a chunk of a Q^T panel stays in L1 over all keys. */
 static void scores_product(const block_state *st, const tiles *t, const block_scratch *w,
                            ptrdiff_t n)
 {
+    const ptrdiff_t whole = t->pairs ? pairs_count(t->d) : t->d;
     ptrdiff_t d0 = 0;
     do {
-        const ptrdiff_t depth = t->d - d0 < TILE_DEPTH ? t->d - d0 : TILE_DEPTH;
+        const ptrdiff_t depth = whole - d0 < TILE_DEPTH ? whole - d0 : TILE_DEPTH;
         for (int p = 0; p < st->rb.lanes; p += NR)
-            tile_mul(n, NR, depth, (tile_a){w->kv + d0, t->ld, 1},
-                     (tile_b){w->q + p * t->d + d0 * NR, NR},
-                     (tile_c){w->s + (ptrdiff_t)p * t->bn, NR, d0 > 0});
+            panel_product(t, n, depth, (tile_a){w->kv + d0, t->ld, 1},
+                          (tile_b){w->q + p * whole + d0 * NR, NR},
+                          (tile_c){w->s + (ptrdiff_t)p * t->bn, NR, d0 > 0});
         d0 += depth;
-    } while (d0 < t->d);
+    } while (d0 < whole);
 }
 
 /* O^T of all panels += the V tile; columns in chunks, so that a chunk stays in L2 over all panels. */
 static void values_product(const block_state *st, const tiles *t, const block_scratch *w,
                            ptrdiff_t n)
 {
+    const ptrdiff_t depth = t->pairs ? pairs_count(n) : n;
+    const ptrdiff_t panel = t->pairs ? pairs_count(t->bn) : t->bn;
+    const float *weights = t->pairs ? w->pairs : w->s;
     for (ptrdiff_t d0 = 0; d0 < t->dv; d0 += TILE_DEPTH) {
         const ptrdiff_t columns = t->dv - d0 < TILE_DEPTH ? t->dv - d0 : TILE_DEPTH;
         for (int p = 0; p < st->rb.lanes; p += NR)
-            tile_mul(columns, NR, n, (tile_a){w->kv + d0, 1, t->ld},
-                     (tile_b){w->s + (ptrdiff_t)p * t->bn, NR},
-                     (tile_c){w->o + p * t->dv + d0 * NR, NR, !st->fresh});
+            panel_product(t, columns, depth, (tile_a){w->kv + d0, 1, t->ld},
+                          (tile_b){weights + p * panel, NR},
+                          (tile_c){w->o + p * t->dv + d0 * NR, NR, !st->fresh});
     }
 }
 
@@ -216,16 +234,35 @@ static void softmax_tile(block_state *st, const tiles *t, const block_scratch *w
     }
 }
 
+/* Bring a tile of V into scratch; as take_odd_values where it is masked. */
+static int load_values(const block_state *st, const tiles *t, const block_scratch *w,
+                       tile_kind kind, int16_t odd[MAX_KEYS])
+{
+    const ffpa_tensor *v = &st->rb.c->f.v;
+    const ptrdiff_t n = st->sc.n;
+    if (t->pairs && kind != TILE_MASKED && row_contiguous(v)) {
+        pairs_load_values(w->kv, t->ld, &st->rb, st->sc.j0, n);
+        return 0;
+    }
+    rows_load_keys(w->kv, t->ld, &st->rb, v, st->sc.j0, n);
+    const int odds = kind == TILE_MASKED ? take_odd_values(t, w, n, odd) : 0;
+    if (t->pairs) pairs_pack(w->kv, t->ld, n, t->dv);
+    return odds;
+}
+
 static void tile_run(block_state *st, const tiles *t, const block_scratch *w, tile_kind kind)
 {
-    const call *c = st->rb.c;
     const ptrdiff_t n = st->sc.n;
     int16_t odd[MAX_KEYS];
-    rows_load_keys(w->kv, t->ld, &st->rb, &c->f.k, st->sc.j0, n);
+    if (t->pairs)
+        pairs_load_keys(w->kv, t->ld, &st->rb, st->sc.j0, n);
+    else
+        rows_load_keys(w->kv, t->ld, &st->rb, &st->rb.c->f.k, st->sc.j0, n);
     scores_product(st, t, w, n);
     softmax_tile(st, t, w, kind);
-    rows_load_keys(w->kv, t->ld, &st->rb, &c->f.v, st->sc.j0, n);
-    const int odds = kind == TILE_MASKED ? take_odd_values(t, w, n, odd) : 0;
+    for (int p = 0; t->pairs && p < st->rb.lanes; p += NR)
+        pairs_weights(w->pairs + p * pairs_count(t->bn), w->s + (ptrdiff_t)p * t->bn, n);
+    const int odds = load_values(st, t, w, kind, odd);
     values_product(st, t, w, n);
     st->fresh = false;
     for (int i = 0; i < odds; i++)
@@ -268,6 +305,8 @@ void block_run(block_state *st, const tiles *t, const block_scratch *w, int64_t 
     scores_begin(&st->sc, &st->rb, w->bias);
     if (st->few)
         few_load_q(w->q, &st->rb);
+    else if (t->pairs)
+        pairs_load_q(w->q, &st->rb);
     else
         rows_to_panels(w->q, &st->rb, &st->rb.c->f.q);
     const int64_t step = st->few ? FEW_KEYS : t->bn;

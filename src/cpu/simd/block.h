@@ -3,6 +3,7 @@
 #define FFPA_CPU_SIMD_BLOCK_H
 
 #include "cpu/simd/few.h"
+#include "cpu/simd/pairs.h"
 #include "cpu/simd/scores.h"
 
 /* Tiles of one problem; a function of its shape alone, so that results are too. */
@@ -11,16 +12,19 @@ typedef struct tiles {
     ptrdiff_t d, dv, ld; /* ld: stride of K and V rows in scratch */
     size_t bias;         /* floats of mask scratch */
     size_t keep;         /* floats of dropout scratch */
+    bool pairs;          /* bf16 that is multiplied as it is */
 } tiles;
 
-/* Scratch of one worker, cut from the workspace. In brackets: blocks of few rows (few.h). */
+/* Scratch of one worker, cut from the workspace. On the right: blocks of few rows (few.h). With
+ * tiles.pairs, q and kv hold words of two bf16 (pairs.h). */
 typedef struct block_scratch {
-    float *q;    /* [bm / NR][d][NR]  rows of Q                        [rows][few_stride(d)] */
-    float *o;    /* [bm / NR][dv][NR] sum of P V, not normalised       [rows][dv] */
-    float *kv;   /* [bn][ld] a tile of K, then the same tile of V */
-    float *s;    /* [bm / NR][bn][NR] scores, then weights */
-    float *bias; /* see scores.h */
-    float *keep; /* [bn][NR] */
+    float *q;     /* [bm / NR][d][NR]  rows of Q                        [rows][few_stride(d)] */
+    float *o;     /* [bm / NR][dv][NR] sum of P V, not normalised       [rows][dv] */
+    float *kv;    /* [bn][ld] a tile of K, then the same tile of V */
+    float *s;     /* [bm / NR][bn][NR] scores, then weights */
+    float *bias;  /* see scores.h */
+    float *keep;  /* [bn][NR] */
+    float *pairs; /* [bm / NR][bn / 2][NR] weights as words, with tiles.pairs */
 } block_scratch;
 
 /* State after the keys seen so far: o = sum e^(s - m) v and l = sum e^(s - m), per lane. */

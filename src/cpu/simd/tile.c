@@ -2,8 +2,16 @@
 #include "cpu/simd/tile.h"
 
 /* A unit stride of A becomes an address offset, which saves an addition per load. PARTIAL is
- * any strides and fewer than NR columns. */
-enum walk { ALONG_K, ALONG_I, ANY_WALK, PARTIAL, WALKS };
+ * any strides and fewer than NR columns; PAIRS_* take words of two bf16. */
+enum walk { ALONG_K, ALONG_I, ANY_WALK, PARTIAL, PAIRS_K, PAIRS_I, WALKS };
+
+typedef float word __attribute__((may_alias)); /* f32, or two bf16 that were stored as such */
+
+/* acc + x * b in f32 or, pair by pair, in bf16. */
+INLINE vf multiply_add(const enum walk walk, vf x, vf b, vf acc)
+{
+    return walk == PAIRS_K || walk == PAIRS_I ? vdot_bf16(acc, x, b) : vfma(x, b, acc);
+}
 
 /* Longest chain of additions in a product over contiguous rows of A (col = 1), such as scores: their
  * rounding errors are exponentiated, and grow with the length of the chain. */
@@ -13,10 +21,11 @@ enum { CHAIN = 64 };
 INLINE void tile_block(const int m, const enum walk walk, ptrdiff_t n, ptrdiff_t depth,
                        const tile_a *a, const tile_b *b, const tile_c *c)
 {
-    const ptrdiff_t row = walk == ALONG_I ? 1 : a->row, col = walk == ALONG_K ? 1 : a->col;
+    const ptrdiff_t row = walk == ALONG_I || walk == PAIRS_I ? 1 : a->row;
+    const ptrdiff_t col = walk == ALONG_K || walk == PAIRS_K ? 1 : a->col;
     const ptrdiff_t n0 = n < VL ? n : VL, n1 = n - n0;
     const ptrdiff_t chain = col == 1 && depth > CHAIN ? CHAIN : depth;
-    const float *pa[(MR + 2) / 3]; /* every third row; the others are one and two strides on */
+    const word *pa[(MR + 2) / 3]; /* every third row; the others are one and two strides on */
     const float *pb = b->p;
     bool add = c->add;
     UNROLL for (int i = 0; i < m; i += 3) pa[i / 3] = a->p + i * row;
@@ -31,8 +40,8 @@ INLINE void tile_block(const int m, const enum walk walk, ptrdiff_t n, ptrdiff_t
             UNROLL for (int i = 0; i < m; i++)
             {
                 const vf x = vset(pa[i / 3][i % 3 * row]);
-                acc[i][0] = vfma(x, b0, acc[i][0]);
-                acc[i][1] = vfma(x, b1, acc[i][1]);
+                acc[i][0] = multiply_add(walk, x, b0, acc[i][0]);
+                acc[i][1] = multiply_add(walk, x, b1, acc[i][1]);
             }
             UNROLL for (int i = 0; i < m; i += 3) pa[i / 3] += col;
         }
@@ -67,9 +76,12 @@ typedef void block_fn(ptrdiff_t n, ptrdiff_t depth, const tile_a *a, const tile_
     BLOCK(m, ALONG_K)  \
     BLOCK(m, ALONG_I)  \
     BLOCK(m, ANY_WALK) \
-    BLOCK(m, PARTIAL)
-#define NAMES(m) \
-    [m] = {block_##m##_ALONG_K, block_##m##_ALONG_I, block_##m##_ANY_WALK, block_##m##_PARTIAL}
+    BLOCK(m, PARTIAL)  \
+    BLOCK(m, PAIRS_K)  \
+    BLOCK(m, PAIRS_I)
+#define NAMES(m)                                                           \
+    [m] = {block_##m##_ALONG_K, block_##m##_ALONG_I, block_##m##_ANY_WALK, \
+           block_##m##_PARTIAL, block_##m##_PAIRS_K, block_##m##_PAIRS_I}
 
 BLOCKS(1)
 BLOCKS(2)
@@ -93,19 +105,37 @@ static block_fn *const blocks[MR + 1][WALKS] = {
 #endif
 };
 
+/* A product of at most NR columns. */
+typedef struct panel {
+    ptrdiff_t m, n, depth;
+    tile_a a;
+    tile_b b;
+    tile_c c;
+} panel;
+
+static void panel_mul(enum walk walk, const panel *p)
+{
+    for (ptrdiff_t i = 0, left = (p->m + MR - 1) / MR; left > 0; left--) {
+        const ptrdiff_t rows = (p->m - i + left - 1) / left; /* even: short blocks are slow */
+        const tile_a a = {p->a.p + i * p->a.row, p->a.row, p->a.col};
+        const tile_c c = {p->c.p + i * p->c.ld, p->c.ld, p->c.add};
+        blocks[rows][walk](p->n, p->depth, &a, &p->b, &c);
+        i += rows;
+    }
+}
+
 void tile_mul(ptrdiff_t m, ptrdiff_t n, ptrdiff_t depth, tile_a a, tile_b b, tile_c c)
 {
     const enum walk full = a.col == 1 ? ALONG_K : a.row == 1 ? ALONG_I : ANY_WALK;
     for (ptrdiff_t j = 0; j < n; j += NR) {
         const ptrdiff_t columns = n - j < NR ? n - j : NR;
-        const enum walk walk = columns < NR ? PARTIAL : full;
-        const tile_b bj = {b.p + j, b.ld};
-        for (ptrdiff_t i = 0, left = (m + MR - 1) / MR; left > 0; left--) {
-            const ptrdiff_t rows = (m - i + left - 1) / left; /* even: short blocks are slow */
-            const tile_a ai = {a.p + i * a.row, a.row, a.col};
-            const tile_c cij = {c.p + i * c.ld + j, c.ld, c.add};
-            blocks[rows][walk](columns, depth, &ai, &bj, &cij);
-            i += rows;
-        }
+        const panel p = {m, columns, depth, a, {b.p + j, b.ld}, {c.p + j, c.ld, c.add}};
+        panel_mul(columns < NR ? PARTIAL : full, &p);
     }
+}
+
+void tile_mul_pairs(ptrdiff_t m, ptrdiff_t words, tile_a a, tile_b b, tile_c c)
+{
+    const panel p = {m, NR, words, a, b, c};
+    panel_mul(a.col == 1 ? PAIRS_K : PAIRS_I, &p);
 }

@@ -23,7 +23,7 @@
 
 #include <stdbool.h>
 
-enum { TILE_DEPTH = 256 };
+enum { TILE_DEPTH = 4096 / NR };
 
 typedef struct tile_a { /* element (i, k) is p[i * row + k * col]; any strides, any alignment */
     const float *p;
@@ -46,6 +46,11 @@ typedef struct tile_c { /* element (i, j) is p[i * ld + j]; overlaps neither A n
  * when n is a multiple of NR and m of MR. */
 #define tile_mul ISA_NAME(tile_mul)
 void tile_mul(ptrdiff_t m, ptrdiff_t n, ptrdiff_t depth, tile_a a, tile_b b, tile_c c);
+
+/* The same over pairs of bf16: A and B hold words of two neighbouring k, the even one in the low
+ * half, and every stride counts words. NR columns; a.row or a.col is 1. */
+#define tile_mul_pairs ISA_NAME(tile_mul_pairs)
+void tile_mul_pairs(ptrdiff_t m, ptrdiff_t words, tile_a a, tile_b b, tile_c c);
 
 /* Row stride for scratch rows of n floats: a multiple of one cache line, and an odd number of
  * them, so that neighbouring rows never share a cache set. */

@@ -243,6 +243,39 @@ INLINE vf vload_f16(const uint16_t *p)
 #endif
 }
 
+/* Can bf16 be multiplied as it is? FFPA_EMULATE_PAIRS lets tests run that code anywhere. */
+#if defined(__AVX512BF16__) || defined(FFPA_EMULATE_PAIRS)
+enum { HAS_PAIRS = 1 };
+#else
+enum { HAS_PAIRS = 0 };
+#endif
+
+/* acc + low(a) low(b) + high(a) high(b), the halves of each lane being bf16. */
+INLINE vf vdot_bf16(vf acc, vf a, vf b)
+{
+#if defined(__AVX512BF16__)
+    return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+#else
+    const vi high = viset(-65536);
+    const vf low = vbits(vint(a) << 16) * vbits(vint(b) << 16);
+    return vfma(vbits(vint(a) & high), vbits(vint(b) & high), acc) + low;
+#endif
+}
+
+/* The upper halves of f32 lanes rounded to bf16, nearest even; the lower halves are arbitrary. */
+INLINE vu vround_bf16(vf x)
+{
+    const vu u = (vu)x, rounded = u + vuset(0x7fff) + (u >> 16 & vuset(1));
+    return (vu)vselect(x == x, (vf)rounded,
+                       (vf)vuset(0x7fc00000)); /* NaN must not carry over */
+}
+
+/* Two vectors as words of two bf16: `low` in the low halves. */
+INLINE vf vpack_bf16(vf low, vf high)
+{
+    return (vf)(vround_bf16(low) >> 16 | (vround_bf16(high) & vuset(0xffff0000)));
+}
+
 /* Round to nearest even, quietly for NaN. */
 INLINE uint16_t bf16_from(float x)
 {

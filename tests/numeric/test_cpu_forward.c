@@ -1,0 +1,348 @@
+/* test_cpu_forward.c - the fast forward around every edge of its tiles and on each of its routes: tiles
+ * of query rows as lanes, few rows, split keys, bf16 pairs; on every instruction set of this machine. */
+#include "support/ref_trial.h"
+#include "support/unit.h"
+
+#include "core/plan.h"
+#include "cpu/isa.h"
+#include "cpu/simd/simd.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* The bf16 products of AVX-512, in plain C: see tests/CMakeLists.txt. */
+extern const cpu_kernels cpu_kernels_emulated;
+
+static bool any_problem(const ffpa_context *ctx, const problem *p, char *why, size_t why_bytes)
+{
+    (void)ctx, (void)p, (void)why, (void)why_bytes;
+    return true;
+}
+
+/* A backend that runs one table of kernels. */
+#define PATH(isa)                                                                       \
+    static ffpa_status plan_##isa(ffpa_plan *plan)                                      \
+    {                                                                                   \
+        return cpu_kernels_##isa.plan_forward(plan);                                    \
+    }                                                                                   \
+    static ffpa_status run_##isa(const ffpa_plan *plan, const call *c, void *workspace) \
+    {                                                                                   \
+        return cpu_kernels_##isa.forward(plan, c, workspace);                           \
+    }                                                                                   \
+    static const backend backend_##isa = {                                              \
+        .name = #isa, .supports = any_problem, .plan = plan_##isa, .forward = run_##isa};
+
+PATH(portable)
+PATH(emulated)
+#if defined(__x86_64__)
+PATH(avx2)
+PATH(avx512)
+PATH(avx512_bf16)
+#endif
+
+/* The paths that this processor can run, ended by NULL. */
+static const backend *const *all_paths(void)
+{
+    static const backend *list[6];
+    int n = 0;
+    list[n++] = &backend_portable;
+    list[n++] = &backend_emulated;
+#if defined(__x86_64__)
+    if (isa_best() >= ISA_AVX2) list[n++] = &backend_avx2;
+    if (isa_best() >= ISA_AVX512) list[n++] = &backend_avx512;
+    if (isa_best() >= ISA_AVX512_BF16) list[n++] = &backend_avx512_bf16;
+#endif
+    return list;
+}
+
+typedef void change_fn(trial *t);
+
+static void nothing(trial *t) { (void)t; }
+
+static trial *make(trial_size z, ffpa_dtype dtype, change_fn *change)
+{
+    trial *t = trial_new(z, dtype);
+    change(t);
+    return t;
+}
+
+/* O and LSE of each path are at most twice as far from the oracle as naive's, + 1e-5. */
+static void check_one(trial_size z, ffpa_dtype dtype, change_fn *change)
+{
+    trial *exact = make(z, dtype, change), *naive = make(z, dtype, change);
+    trial_forward(exact, &reference_backend);
+    trial_forward(naive, &naive_backend);
+    const double o = 2 * tensor_distance(&naive->c.f.o, &exact->c.f.o) + 1e-5;
+    const double lse = 2 * tensor_distance(&naive->c.f.lse, &exact->c.f.lse) + 1e-5;
+    for (const backend *const *be = all_paths(); *be; be++) {
+        trial *t = make(z, dtype, change);
+        trial_forward(t, *be);
+        const double got_o = tensor_distance(&t->c.f.o, &exact->c.f.o);
+        const double got_lse = tensor_distance(&t->c.f.lse, &exact->c.f.lse);
+        if (!(got_o <= o && got_lse <= lse))
+            fail_msg("%s %s h%dk%d q%dk%d d%dv%d: o %.3g of %.3g, lse %.3g of %.3g",
+                     (*be)->name, dtype_name(dtype), (int)z.hq, (int)z.hk, (int)z.nq, (int)z.nk,
+                     (int)z.d, (int)z.dv, got_o, o, got_lse, lse);
+        trial_free(t);
+    }
+    trial_free(exact);
+    trial_free(naive);
+}
+
+static void check(trial_size z, change_fn *change)
+{
+    check_one(z, FFPA_F32, change);
+    check_one(z, FFPA_BF16, change);
+}
+
+static void causal(trial *t) { t->c.f.causal = FFPA_BOTTOM_RIGHT; }
+
+/* ---- edges: MR is 6 or 12, NR 8, 16 or 32, blocks 128 rows, tiles 96 or 32 keys ---- */
+
+static void edges_of_rows(void **state)
+{
+    static const int rows[] = {1, 2, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 127, 128, 129, 257};
+    (void)state;
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        check((trial_size){1, 1, 1, rows[i], 97, 24, 24}, causal);
+        check((trial_size){1, 3, 1, rows[i], 70, 8, 9}, nothing);
+    }
+}
+
+static void edges_of_keys(void **state)
+{
+    static const int keys[] = {1,  2,  5,  6,  7,  11, 12, 13,  23,  25,  31, 32,
+                               33, 63, 64, 65, 95, 96, 97, 191, 192, 193, 289};
+    (void)state;
+    for (size_t i = 0; i < COUNT(keys); i++) {
+        check((trial_size){1, 1, 1, 3, keys[i], 33, 20}, causal);
+        check((trial_size){1, 1, 1, 20, keys[i], 33, 20}, nothing);
+    }
+}
+
+static void edges_of_columns(void **state)
+{
+    static const int dims[] = {1,  2,   3,   4,   5,   6,   7,   8,   9,  11,
+                               12, 13,  15,  16,  17,  31,  32,  33,  63, 64,
+                               65, 127, 128, 129, 255, 256, 257, 511, 513};
+    (void)state;
+    for (size_t i = 0; i < COUNT(dims); i++) {
+        const int other = dims[COUNT(dims) - 1 - i];
+        check((trial_size){1, 1, 1, 2, 67, dims[i], other}, nothing);
+        check((trial_size){1, 1, 1, 18, 67, dims[i], other}, nothing);
+    }
+}
+
+static void edges_of_splits(void **state)
+{
+    static const int keys[] = {1023, 2047, 2048, 2049, 3071, 3072, 4133};
+    (void)state;
+    for (size_t i = 0; i < COUNT(keys); i++) {
+        check((trial_size){2, 4, 2, 1, keys[i], 16, 24}, nothing);
+        check((trial_size){1, 1, 1, 128, keys[i], 8, 8}, causal);
+        check((trial_size){1, 1, 1, 129, keys[i], 8, 8}, causal);
+    }
+}
+
+/* ---- options, on tiles of each kind ---- */
+
+static void window(trial *t)
+{
+    t->c.f.flags |= FFPA_WINDOW;
+    t->c.f.window_left = 40, t->c.f.window_right = 9;
+}
+
+static void causal_top_left(trial *t) { t->c.f.causal = FFPA_TOP_LEFT; }
+static void softcap(trial *t) { t->c.f.softcap = 1.5f; }
+static void alibi(trial *t) { trial_use_alibi(t); }
+static void sink(trial *t) { trial_use_sink(t); }
+static void dropout(trial *t) { trial_use_dropout(t, .4f, 77, 5); }
+static void drop_all(trial *t) { trial_use_dropout(t, 1, 77, 5); }
+static void scale(trial *t) { t->c.f.scale = -.3f; }
+
+static void mask_bool(trial *t)
+{
+    trial_use_mask(t, FFPA_BOOL, t->size.b, 1, t->size.nq, t->size.nk);
+}
+static void mask_f32(trial *t)
+{
+    trial_use_mask(t, FFPA_F32, 1, t->size.hq, t->size.nq, t->size.nk);
+}
+static void mask_row(trial *t) { trial_use_mask(t, FFPA_BF16, t->size.b, 1, 1, t->size.nk); }
+static void mask_column(trial *t) { trial_use_mask(t, FFPA_F16, 1, 1, t->size.nq, 1); }
+
+/* -inf in two keys of three: for some rows everywhere. */
+static void mask_sparse(trial *t)
+{
+    mask_f32(t);
+    for (int64_t n = 0; n < tensor_count(&t->c.f.mask); n++)
+        if (n % 3 || n / t->size.nk % 7 == 2) tensor_set_nth(&t->c.f.mask, n, -INFINITY);
+}
+
+static void everything(trial *t)
+{
+    causal(t), window(t), softcap(t), alibi(t), sink(t), dropout(t), mask_sparse(t);
+}
+
+static void options(void **state)
+{
+    static change_fn *const changes[] = {
+        causal,   causal_top_left, window,      softcap,     alibi,
+        sink,     dropout,         drop_all,    scale,       mask_bool,
+        mask_f32, mask_row,        mask_column, mask_sparse, everything};
+    (void)state;
+    for (size_t i = 0; i < COUNT(changes); i++) {
+        check((trial_size){2, 6, 2, 57, 205, 20, 12}, changes[i]); /* two blocks, three tiles */
+        check((trial_size){2, 6, 2, 4, 205, 20, 12}, changes[i]);  /* few rows */
+        check((trial_size){1, 2, 1, 3, 2100, 9, 7}, changes[i]);   /* split */
+        check((trial_size){1, 2, 1, 205, 57, 9, 7}, changes[i]);   /* more rows than keys */
+    }
+}
+
+/* ---- strides: the head dimension is the slow one ---- */
+
+static ffpa_tensor apart(trial *t, const ffpa_tensor *of)
+{
+    const int64_t shape[4] = {of->shape[0], of->shape[1], of->shape[3], of->shape[2]};
+    ffpa_tensor x = trial_tensor(t, (ffpa_dtype)of->dtype, shape, 0, 1);
+    x.shape[2] = of->shape[2], x.shape[3] = of->shape[3];
+    const int64_t column = x.stride[2];
+    x.stride[2] = x.stride[3], x.stride[3] = column;
+    for (int64_t n = 0; n < tensor_count(of); n++)
+        tensor_set_nth(&x, n, tensor_nth(of, n));
+    return x;
+}
+
+static void columns_apart(trial *t)
+{
+    t->c.f.q = apart(t, &t->c.f.q);
+    t->c.f.k = apart(t, &t->c.f.k);
+    t->c.f.v = apart(t, &t->c.f.v);
+    t->c.f.o = apart(t, &t->c.f.o);
+    causal(t);
+}
+
+static void rows_backwards(trial *t)
+{
+    ffpa_tensor *k = &t->c.f.k;
+    k->data =
+        (char *)k->data + (k->shape[2] - 1) * k->stride[2] * (int64_t)dtype_bytes(k->dtype);
+    k->stride[2] = -k->stride[2];
+}
+
+static void strides(void **state)
+{
+    (void)state;
+    for (int nq = 3; nq <= 39; nq += 36) {
+        check((trial_size){1, 2, 1, nq, 131, 37, 19}, columns_apart);
+        check((trial_size){1, 2, 1, nq, 131, 37, 19}, rows_backwards);
+    }
+}
+
+/* ---- what is masked does not matter ---- */
+
+static bool same_rows(const ffpa_tensor *a, const ffpa_tensor *b, int64_t from, int64_t to)
+{
+    for (int64_t i = from; i < to; i++)
+        for (int64_t d = 0; d < a->shape[3]; d++) {
+            const double x = tensor_get(a, 0, 0, i, d), y = tensor_get(b, 0, 0, i, d);
+            if (x != y) return false;
+        }
+    return true;
+}
+
+/* Under a causal mask key `j` is seen by rows i >= j only: the others must have the bits they would have
+ * if its K and V were zeros, and the rest must be NaN. */
+static void check_garbage(const backend *be, trial_size z, ffpa_dtype dtype, int64_t j)
+{
+    trial *zeros = make(z, dtype, causal_top_left), *garbage = make(z, dtype, causal_top_left);
+    for (int64_t d = 0; d < z.d; d++) {
+        tensor_set(&zeros->c.f.k, 0, 0, j, d, 0);
+        tensor_set(&garbage->c.f.k, 0, 0, j, d, d % 2 ? NAN : -INFINITY);
+    }
+    for (int64_t d = 0; d < z.dv; d++) {
+        tensor_set(&zeros->c.f.v, 0, 0, j, d, 0);
+        tensor_set(&garbage->c.f.v, 0, 0, j, d, d % 2 ? NAN : INFINITY);
+    }
+    trial_forward(zeros, be);
+    trial_forward(garbage, be);
+    if (!same_rows(&zeros->c.f.o, &garbage->c.f.o, 0, j) ||
+        !same_rows(&zeros->c.f.lse, &garbage->c.f.lse, 0, j))
+        fail_msg("%s %s nq=%d: key %d leaks", be->name, dtype_name(dtype), (int)z.nq, (int)j);
+    for (int64_t i = j; i < z.nq; i++) {
+        assert_true(isnan(tensor_get(&garbage->c.f.lse, 0, 0, i, 0)));
+        for (int64_t d = 0; d < z.dv; d++)
+            assert_true(isnan(tensor_get(&garbage->c.f.o, 0, 0, i, d)));
+    }
+    trial_free(zeros);
+    trial_free(garbage);
+}
+
+/* An infinite value alone makes infinite what sees it, and nothing else. */
+static void check_infinite_value(const backend *be, trial_size z, ffpa_dtype dtype, int64_t j)
+{
+    trial *t = make(z, dtype, causal_top_left);
+    tensor_set(&t->c.f.v, 0, 0, j, 0, INFINITY);
+    trial_forward(t, be);
+    for (int64_t i = 0; i < z.nq; i++) {
+        assert_true(isfinite(tensor_get(&t->c.f.o, 0, 0, i, 0)) == (i < j));
+        assert_true(isfinite(tensor_get(&t->c.f.o, 0, 0, i, 1)));
+        assert_true(isfinite(tensor_get(&t->c.f.lse, 0, 0, i, 0)));
+    }
+    trial_free(t);
+}
+
+static void masked_garbage(void **state)
+{
+    (void)state;
+    for (const backend *const *be = all_paths(); *be; be++)
+        for (int dtype = FFPA_F32; dtype <= FFPA_BF16; dtype++)
+            for (int64_t nq = 9; nq <= 149; nq += 70)
+                for (int64_t j = 0; j < nq; j += nq / 4) {
+                    const trial_size z = {1, 1, 1, nq, nq < 100 ? 150 : nq, 20, 13};
+                    check_garbage(*be, z, (ffpa_dtype)dtype, j);
+                    check_infinite_value(*be, z, (ffpa_dtype)dtype, j);
+                }
+}
+
+/* ---- the same bits for any number of threads, every time ---- */
+
+static void same_bits(trial_size z, ffpa_dtype dtype, change_fn *change)
+{
+    for (const backend *const *be = all_paths(); *be; be++) {
+        trial *first = make(z, dtype, change);
+        first->threads = 1;
+        trial_forward(first, *be);
+        for (int threads = 1; threads <= 4; threads++) {
+            trial *t = make(z, dtype, change);
+            t->threads = threads;
+            trial_forward(t, *be);
+            const size_t o = (size_t)tensor_count(&t->c.f.o) * dtype_bytes(t->c.f.o.dtype);
+            assert_memory_equal(t->c.f.o.data, first->c.f.o.data, o);
+            assert_memory_equal(t->c.f.lse.data, first->c.f.lse.data,
+                                (size_t)tensor_count(&t->c.f.lse) * sizeof(float));
+            trial_free(t);
+        }
+        trial_free(first);
+    }
+}
+
+static void any_threads(void **state)
+{
+    (void)state;
+    same_bits((trial_size){2, 4, 2, 150, 210, 40, 24}, FFPA_F32, causal);
+    same_bits((trial_size){2, 4, 2, 150, 210, 40, 24}, FFPA_BF16, everything);
+    same_bits((trial_size){3, 8, 2, 1, 5000, 16, 16}, FFPA_F32, nothing); /* split, few rows */
+    same_bits((trial_size){1, 2, 1, 40, 5000, 8, 8}, FFPA_BF16, causal);  /* split, tiles */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(edges_of_rows),    cmocka_unit_test(edges_of_keys),
+        cmocka_unit_test(edges_of_columns), cmocka_unit_test(edges_of_splits),
+        cmocka_unit_test(options),          cmocka_unit_test(strides),
+        cmocka_unit_test(masked_garbage),   cmocka_unit_test(any_threads),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
