@@ -79,7 +79,7 @@ static trial *trial_of(const combination *m)
     const trial_size z = m->size;
     t->c.f.scale = m->scale;
     t->c.f.softcap = m->softcap;
-    t->c.f.causal = m->causal;
+    t->c.f.causal = (int32_t)m->causal;
     if (m->left || m->right) {
         t->c.f.flags |= FFPA_WINDOW;
         t->c.f.window_left = m->left;
