@@ -61,6 +61,8 @@ sanitized=(-DCMAKE_C_COMPILER=gcc -DCMAKE_BUILD_TYPE=RelWithDebInfo "-DCMAKE_C_F
 step asan build asan all "${sanitized[@]}" -DFFPA_SANITIZE=address,undefined
 step asan-tests quick_tests asan
 closing_lines asan-tests
+step asan-portable env FFPA_TEST_PATH=portable FFPA_TEST_EFFORT=quick \
+    ctest --test-dir "$work/asan" -j "$jobs" --output-on-failure --no-tests=error -R 'accept_edges|random_problems'
 
 step tsan build tsan threaded_tests "${sanitized[@]}" -DFFPA_SANITIZE=thread
 step tsan-tests tests tsan -L threaded

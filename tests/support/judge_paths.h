@@ -29,7 +29,8 @@ ffpa_context *judge_context(const char *backend, const char *isa, int threads);
 /* FFPA_TEST_SCALE from the environment, at least 1: how many times the usual work to do. */
 int judge_scale(void);
 
-/* FFPA_TEST_EFFORT=quick: long sweeps thin themselves out, for sanitizer builds. */
+/* FFPA_TEST_EFFORT=quick: long sweeps thin themselves out, for sanitizer builds, and the portable
+ * path, which is the same source as the others, runs only where FFPA_TEST_PATH asks for it. */
 bool judge_quick(void);
 
 #endif
