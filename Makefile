@@ -21,6 +21,10 @@ check:
 bench: all
 	@if [ -x bench/cpu.sh ]; then bench/cpu.sh; else echo "bench/cpu.sh is missing"; exit 1; fi
 
+# On a machine with a GPU, PyTorch and NVRTC: every GPU case through the library.
+check-gpu: all
+	@python3 tests/gpu/library_check.py $(BUILD)/libffpa.so
+
 fmt:
 	@tools/deps.sh check
 	@tools/format.sh --write
@@ -32,4 +36,4 @@ golden:
 clean:
 	@rm -rf $(BUILD) build-check
 
-.PHONY: all demo check bench fmt golden clean
+.PHONY: all demo check check-gpu bench fmt golden clean

@@ -9,7 +9,7 @@ cpu_isa isa_best(void);
 
 const char *isa_name(cpu_isa isa); /* "avx2" */
 
-/* "auto" or NULL: the best one. E_INVALID for an unknown name, E_UNSUPPORTED for one this processor
+/* "auto" or NULL: the fastest one. E_INVALID for an unknown name, E_UNSUPPORTED for one this processor
  * lacks. */
 ffpa_status isa_by_name(const char *name, const char *fn, cpu_isa *isa);
 

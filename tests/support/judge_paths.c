@@ -52,7 +52,8 @@ static void create_all(void)
     atexit(destroy_all);
     for (int i = 0; i < PATHS; i++) {
         judge_path *p = &paths[i];
-        if (only ? !strstr(p->name, only) : judge_quick() && strstr(p->name, "portable")) continue;
+        if (only ? !strstr(p->name, only) : judge_quick() && strstr(p->name, "portable"))
+            continue;
         const ffpa_status status = create(p->backend, p->isa, 2, &p->ctx);
         /* Only an instruction set that this processor lacks may be passed over. */
         if (status == FFPA_E_UNSUPPORTED && p->isa && strncmp(p->isa, "avx", 3) == 0) continue;
