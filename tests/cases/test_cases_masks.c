@@ -180,55 +180,64 @@ static void masked_keys_hold_anything(const setting *s)
         compare_with_clean(t, 2, s);
         sample_free(t);
     }
-    /* Keys past the last query's diagonal, and keys that no window reaches. */
-    for (int window = 0; window < 2; window++) {
+    /* Keys past the last query's diagonal, and keys that no window reaches; of many rows and of few. */
+    for (int kind = 0; kind < 4; kind++) {
+        const int64_t nq = kind < 2 ? 40 : 6, seen = kind < 2 ? 40 : 71;
+        const bool window = kind % 2;
         sample *t = sample_new(
-            &(sample_spec){.dtype = s->dtype, .nq = 40, .nk = 90, .d = s->d, .backward = true});
-        t->f.causal = window ? FFPA_CAUSAL_NONE : FFPA_TOP_LEFT;
-        if (window) {
+            &(sample_spec){.dtype = s->dtype, .nq = nq, .nk = 90, .d = s->d, .backward = true});
+        t->f.causal = window || kind == 2 ? FFPA_CAUSAL_NONE : FFPA_TOP_LEFT;
+        if (window || kind == 2) {
             tensor *mask = tensor_new(FFPA_BOOL, 1, 1, 1, 90, NULL);
             sample_put(t, MASK, mask);
             for (int64_t j = 0; j < 90; j++)
-                tensor_put(mask, 0, 0, 0, j, j < 40);
-            sample_use_window(t, 70, -1);
+                tensor_put(mask, 0, 0, 0, j, j < seen);
+            if (window) sample_use_window(t, 70, -1);
         }
-        compare_with_clean(t, 40, s);
+        compare_with_clean(t, seen, s);
         sample_free(t);
     }
 }
 CASE(b08_masked_keys_hold_anything, ON_ALL, 0, masked_keys_hold_anything)
 
-/* A key that some rows see and others do not: only those that see it become NaN. */
-static void poison_stays_in_its_rows(const setting *s)
+/* A key that some rows see and others do not: only those that see it become NaN. From row `bad_v` on
+ * they see a NaN in V, from row `bad_k` on an infinity in K. */
+static void poison(const setting *s, int64_t nq, int64_t bad_v, int64_t bad_k)
 {
-    enum { N = 75, BAD_V = 20, BAD_K = 33 };
-    sample *clean =
-        sample_new(&(sample_spec){.dtype = s->dtype, .nq = N, .d = s->d, .backward = true});
+    enum { NK = 75 };
+    sample *clean = sample_new(
+        &(sample_spec){.dtype = s->dtype, .nq = nq, .nk = NK, .d = s->d, .backward = true});
     clean->f.causal = FFPA_BOTTOM_RIGHT;
     sample *dirty = sample_copy(clean, 0);
-    for (int64_t c = 0; c < s->d; c++)
-        tensor_put(dirty->t[V], 0, 0, BAD_V, c, (double)NAN);
-    for (int64_t c = 0; c < s->d; c++)
-        tensor_put(dirty->t[K], 0, 0, BAD_K, c, (double)INFINITY);
+    for (int64_t c = 0; c < s->d; c++) {
+        tensor_put(dirty->t[V], 0, 0, bad_v + NK - nq, c, (double)NAN);
+        tensor_put(dirty->t[K], 0, 0, bad_k + NK - nq, c, (double)INFINITY);
+    }
     must_forward(clean, s);
     must_forward(dirty, s);
     must_backward(clean, s);
     must_backward(dirty, s);
-    for (int64_t i = 0; i < N; i++) {
+    for (int64_t i = 0; i < nq; i++) {
         for (int64_t c = 0; c < s->d; c++) {
-            const double o = tensor_at(dirty->t[O], 0, 0, i, c),
-                         dq = tensor_at(dirty->t[DQ], 0, 0, i, c);
-            assert_int_equal(isnan(o) != 0, i >= BAD_V);
-            assert_int_equal(isnan(dq) != 0, i >= BAD_V);
-            if (i >= BAD_V) continue;
+            const double o = tensor_at(dirty->t[O], 0, 0, i, c);
+            const double dq = tensor_at(dirty->t[DQ], 0, 0, i, c);
+            assert_int_equal(isnan(o) != 0, i >= bad_v);
+            assert_int_equal(isnan(dq) != 0, i >= bad_v);
+            if (i >= bad_v) continue;
             assert_true(o == tensor_at(clean->t[O], 0, 0, i, c));
             assert_true(dq == tensor_at(clean->t[DQ], 0, 0, i, c));
         }
-        assert_int_equal(isnan(tensor_at(dirty->t[LSE], 0, 0, i, 0)) != 0, i >= BAD_K);
+        assert_int_equal(isnan(tensor_at(dirty->t[LSE], 0, 0, i, 0)) != 0, i >= bad_k);
     }
     judge_sample_on(dirty, s->path, "b08");
     sample_free(clean);
     sample_free(dirty);
+}
+
+static void poison_stays_in_its_rows(const setting *s)
+{
+    poison(s, 75, 20, 33);
+    poison(s, 8, 3, 5); /* few rows take another way */
 }
 CASE(b08_poison_stays_in_its_rows, ON_ALL, 0, poison_stays_in_its_rows)
 

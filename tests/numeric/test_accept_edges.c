@@ -53,6 +53,14 @@ static void rows_and_keys(const setting *s)
 }
 CASE(edges_of_rows_and_keys, ON_F32 | ON_BF16, 64, rows_and_keys)
 
+static sample *few_queries(const setting *s, int64_t nq, int64_t nk, int64_t d)
+{
+    sample *t = sample_new(&(sample_spec){
+        .dtype = s->dtype, .b = 2, .hq = 4, .hk = 2, .nq = nq, .nk = nk, .d = d});
+    t->f.flags = 0;
+    return t;
+}
+
 /* Every small number of rows and keys: the register tile's own tails. */
 static void small_rows_and_keys(const setting *s)
 {
@@ -71,6 +79,9 @@ static void columns(const setting *s)
         for (int64_t d = ends[x] - 1; d <= ends[x] + 1 && d <= 1024; d++) {
             sample *t = problem(s, 18, 29, d);
             judge_sample_on(t, s->path, "column edges");
+            sample_free(t);
+            t = few_queries(s, 1, 75, d); /* as in decode */
+            judge_sample_on(t, s->path, "column edges of few queries");
             sample_free(t);
         }
     }
@@ -126,19 +137,11 @@ CASE(edges_of_empty_tiles, ON_F32 | ON_F16, 72, empty_tiles)
 
 /* Few queries, so many keys that they are split: sizes around the parts' edges, parts without any key
  * that is seen, and every option that a part must carry. */
-static sample *few_queries(const setting *s, int64_t nq, int64_t nk)
-{
-    sample *t = sample_new(&(sample_spec){
-        .dtype = s->dtype, .b = 2, .hq = 4, .hk = 2, .nq = nq, .nk = nk, .d = s->d});
-    t->f.flags = 0;
-    return t;
-}
-
 static void splits(const setting *s)
 {
     const int64_t sizes[] = {1023, 1024, 1025, 2047, 2048, 2049, 3071, 3073, 5000};
     for (size_t x = 0; x < COUNT(sizes); x++) {
-        sample *t = few_queries(s, x % 3 ? 1 : 7, sizes[x]);
+        sample *t = few_queries(s, x % 3 ? 1 : 7, sizes[x], s->d);
         t->f.causal = (int32_t)(x % 3);
         judge_sample_on(t, s->path, "splits");
         sample_free(t);
@@ -150,7 +153,7 @@ static void splits_with_options(const setting *s)
 {
     static const int32_t lengths[] = {4100, 30}, offsets[] = {0, 1, 3}, keys[] = {0, 200, 4200};
     for (int kind = 0; kind < 7; kind++) {
-        sample *t = few_queries(s, 3, 4200);
+        sample *t = few_queries(s, 3, 4200, s->d);
         if (kind == 0) sample_use_window(t, 150, 0); /* the first parts see nothing */
         if (kind == 1) t->f.causal = FFPA_TOP_LEFT;  /* the last parts see nothing */
         if (kind == 2) sample_use_dropout(t, .4f, 11, 12);
