@@ -81,8 +81,8 @@ static void check_one(trial_size z, ffpa_dtype dtype, change_fn *change)
         const double got_lse = tensor_distance(&t->c.f.lse, &exact->c.f.lse);
         if (!(got_o <= o && got_lse <= lse))
             fail_msg("%s %s h%dk%d q%dk%d d%dv%d: o %.3g of %.3g, lse %.3g of %.3g",
-                     (*be)->name, dtype_name(dtype), (int)z.hq, (int)z.hk, (int)z.nq, (int)z.nk,
-                     (int)z.d, (int)z.dv, got_o, o, got_lse, lse);
+                     (*be)->name, dtype_name((int32_t)dtype), (int)z.hq, (int)z.hk, (int)z.nq,
+                     (int)z.nk, (int)z.d, (int)z.dv, got_o, o, got_lse, lse);
         trial_free(t);
     }
     trial_free(exact);
@@ -268,7 +268,8 @@ static void check_garbage(const backend *be, trial_size z, ffpa_dtype dtype, int
     trial_forward(garbage, be);
     if (!same_rows(&zeros->c.f.o, &garbage->c.f.o, 0, j) ||
         !same_rows(&zeros->c.f.lse, &garbage->c.f.lse, 0, j))
-        fail_msg("%s %s nq=%d: key %d leaks", be->name, dtype_name(dtype), (int)z.nq, (int)j);
+        fail_msg("%s %s nq=%d: key %d leaks", be->name, dtype_name((int32_t)dtype), (int)z.nq,
+                 (int)j);
     for (int64_t i = j; i < z.nq; i++) {
         assert_true(isnan(tensor_get(&garbage->c.f.lse, 0, 0, i, 0)));
         for (int64_t d = 0; d < z.dv; d++)
