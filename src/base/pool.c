@@ -1,11 +1,13 @@
 /* pool.c - a fixed set of threads that claim numbered pieces of one job at a time.
  *
- *   caller    lock `busy`; publish the job and bump `round`; wake all; claim pieces; wait for idle
- *   worker    sleep until `round` moves; claim pieces until none are left; report idle
+ *   caller    lock `busy`; open a round with the job; wake all; claim pieces; close; wait for those in it
+ *   worker    sleep until a round is open; join it; claim pieces until none are left; leave
  *
- * A worker holds no lock while it computes, so `busy` serialises callers and `lock` only the
- * hand-over. After fork only the calling thread exists in the child: pool_run sees that the process
- * changed and starts afresh, with new locks, since the old ones may be held by threads that are gone. */
+ * The caller waits only for threads that joined: on a crowded machine, one that has not woken up when
+ * the pieces are gone would cost a small job many times its length. A worker holds no lock while it
+ * computes, so `busy` serialises callers and `lock` only the hand-over. After fork only the calling
+ * thread exists in the child: pool_run sees that the process changed and starts afresh, with new locks,
+ * since the old ones may be held by threads that are gone. */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "base/pool.h"
 
@@ -23,10 +25,11 @@ struct pool {
     _Atomic pid_t owner;  /* process the locks and threads belong to */
     pthread_mutex_t busy; /* held by the caller whose job runs */
     pthread_mutex_t lock; /* guards everything below but `next` */
-    pthread_cond_t wake;  /* to the workers: `round` moved or `stop` is set */
+    pthread_cond_t wake;  /* to the workers: a round is open or `stop` is set */
     pthread_cond_t idle;  /* to the caller: `working` fell to 0 */
     uint64_t round;       /* jobs published so far */
-    int working;          /* threads that have not finished this round */
+    bool open;            /* may threads still join this round? */
+    int working;          /* threads that joined and have not left */
     bool stop;
     pool_fn fn;
     void *job;
@@ -55,10 +58,11 @@ static void *worker_main(void *argument)
     pool *p = w->pool;
     pthread_mutex_lock(&p->lock);
     for (;;) {
-        while (!p->stop && p->round == w->seen)
+        while (!p->stop && (!p->open || p->round == w->seen))
             pthread_cond_wait(&p->wake, &p->lock);
         if (p->stop) break;
         w->seen = p->round;
+        p->working++;
         pthread_mutex_unlock(&p->lock);
         claim_pieces(p, w->index);
         pthread_mutex_lock(&p->lock);
@@ -76,6 +80,7 @@ static void pool_adopt(pool *p)
     pthread_cond_init(&p->wake, NULL);
     pthread_cond_init(&p->idle, NULL);
     p->started = 0;
+    p->open = false;
     p->working = 0;
     atomic_store(&p->owner, getpid());
 }
@@ -151,7 +156,7 @@ void pool_run(pool *p, pool_fn fn, void *job, int64_t pieces)
     p->job = job;
     p->pieces = pieces;
     atomic_store(&p->next, 0);
-    p->working = p->started;
+    p->open = true;
     p->round++;
     pthread_cond_broadcast(&p->wake);
     pthread_mutex_unlock(&p->lock);
@@ -159,6 +164,7 @@ void pool_run(pool *p, pool_fn fn, void *job, int64_t pieces)
     claim_pieces(p, 0);
 
     pthread_mutex_lock(&p->lock);
+    p->open = false;
     while (p->working > 0)
         pthread_cond_wait(&p->idle, &p->lock);
     pthread_mutex_unlock(&p->lock);
