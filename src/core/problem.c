@@ -101,7 +101,7 @@ static bool rows_aligned(const ffpa_tensor *t)
     const int64_t bytes = (int64_t)dtype_bytes(t->dtype);
     bool aligned = (uintptr_t)t->data % 16 == 0 && (t->stride[3] == 1 || t->shape[3] <= 1);
     for (int i = 0; i < 3; i++)
-        aligned = aligned && (t->shape[i] <= 1 || t->stride[i] * bytes % 16 == 0);
+        aligned = aligned && (t->shape[i] <= 1 || t->stride[i] % 16 * bytes % 16 == 0);
     return aligned;
 }
 

@@ -14,11 +14,11 @@ typedef struct mask_cell {
     int64_t batch;
 } mask_cell;
 
-/* Queries of a cell: as many as fill whole blocks, whatever the group. */
+/* Queries of a cell: as many as fill whole blocks, whatever the group; one when
+ * there are no query heads. */
 static int64_t cell_queries(const backward_job *job)
 {
-    const int64_t q = job->t.bm / job->group;
-    return q ? q : 1;
+    return job->group > 0 && job->group < job->t.bm ? job->t.bm / job->group : 1;
 }
 
 typedef struct mask_grid {
