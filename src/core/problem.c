@@ -40,6 +40,30 @@ const char *dtype_name(int32_t dtype)
     return "?";
 }
 
+/* Heads times rows that a problem may have: beyond any memory, and so few that no product of sizes in a
+ * plan overflows. */
+static const int64_t MOST_ROWS = (int64_t)1 << 40;
+
+static bool few_enough(int64_t heads, int64_t rows)
+{
+    int64_t product;
+    return !__builtin_mul_overflow(heads ? heads : 1, rows ? rows : 1, &product) &&
+           product <= MOST_ROWS;
+}
+
+static ffpa_status check_amount(const problem *p, const char *fn)
+{
+    const ffpa_problem *a = &p->ask;
+    CHECK(few_enough(a->hq, p->total_q) && few_enough(a->hq, a->nq) &&
+              few_enough(a->hq, a->b) && few_enough(a->hk, p->total_k) &&
+              few_enough(a->hk, a->nk) && few_enough(a->hk, a->b),
+          FFPA_E_INVALID,
+          "%s: B=%" PRId64 " Hq=%" PRId64 " Hk=%" PRId64 " Nq=%" PRId64 " Nk=%" PRId64
+          ": more than 2^40 rows of queries or keys, over all sequences and heads",
+          fn, a->b, a->hq, a->hk, a->nq, a->nk);
+    return FFPA_OK;
+}
+
 static int64_t at_most(int64_t hint, int64_t total)
 {
     return hint > 0 && hint < total ? hint : total;
@@ -142,31 +166,15 @@ ffpa_status problem_of_call(problem *p, const call *c, const char *fn)
                      (rows_aligned(&c->f.v) ? ALIGNED_V : 0u) |
                      (c->op == FFPA_BACKWARD && rows_aligned(&c->g.dout) ? ALIGNED_DOUT : 0u);
     if (p->workspace_limit_bytes == 0) p->workspace_limit_bytes = (uint64_t)1 << 30;
-    return ask_check(&p->ask, fn);
+    TRY(ask_check(&p->ask, fn));
+    return check_amount(p, fn);
 }
 
 /* ---- from an ask: the call with contiguous tensors that it describes ------------------------- */
 
-/* Does a contiguous [B, h, n, d] stay below 2^63 bytes? Zeros count as ones, so that no product of some
- * of the sizes overflows either. */
-static bool fits(const ffpa_problem *a, int64_t h, int64_t n, int64_t d)
-{
-    const int64_t sizes[4] = {a->b, h, n, d};
-    int64_t bytes = (int64_t)dtype_bytes(a->dtype);
-    for (int i = 0; i < 4; i++)
-        if (sizes[i] && __builtin_mul_overflow(bytes, sizes[i], &bytes)) return false;
-    return true;
-}
-
 ffpa_status problem_of_ask(problem *p, const ffpa_problem *ask, const char *fn)
 {
     TRY(ask_check(ask, fn));
-    CHECK(fits(ask, ask->hq, ask->nq, ask->d) && fits(ask, ask->hq, ask->nq, ask->dv) &&
-              fits(ask, ask->hk, ask->nk, ask->d) && fits(ask, ask->hk, ask->nk, ask->dv),
-          FFPA_E_INVALID,
-          "%s: B=%" PRId64 " Hq=%" PRId64 " Hk=%" PRId64 " Nq=%" PRId64 " Nk=%" PRId64
-          " D=%" PRId64 " Dv=%" PRId64 ": a tensor would reach past 2^63 bytes",
-          fn, ask->b, ask->hq, ask->hk, ask->nq, ask->nk, ask->d, ask->dv);
     memset(p, 0, sizeof *p);
     p->ask = *ask;
     p->o_dtype = ask->dtype;
@@ -176,8 +184,8 @@ ffpa_status problem_of_ask(problem *p, const ffpa_problem *ask, const char *fn)
         p->outputs = OUT_DQ | OUT_DK | OUT_DV |
                      (ask->mask_dtype && ask->mask_dtype != FFPA_BOOL ? OUT_DMASK : 0u) |
                      (ask->sink ? OUT_DSINK : 0u);
-    p->total_q = ask->b * ask->nq;
-    p->total_k = ask->b * ask->nk;
+    p->total_q = few_enough(ask->b, ask->nq) ? ask->b * ask->nq : INT64_MAX;
+    p->total_k = few_enough(ask->b, ask->nk) ? ask->b * ask->nk : INT64_MAX;
     if (ask->n_lengths && !ask->page) {
         p->sources = VARLEN_Q | VARLEN_K;
         p->total_q = p->total_k = 0;
@@ -187,7 +195,7 @@ ffpa_status problem_of_ask(problem *p, const ffpa_problem *ask, const char *fn)
     }
     if (ask->page) p->sources = CACHE_LENGTHS | CACHE_PAGED;
     p->workspace_limit_bytes = (uint64_t)1 << 30;
-    return FFPA_OK;
+    return check_amount(p, fn);
 }
 
 void problem_move(problem *p, int32_t device)

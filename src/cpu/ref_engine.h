@@ -112,6 +112,7 @@ static void keys_piece(void *argument, int64_t piece, int worker)
     const int64_t head = piece / job->key_blocks, group = job->hq / job->hk;
     const int64_t b = head / job->hk, hk = head % job->hk;
     panel_begin(p, b, hk * group);
+    p->tile_hk = hk; /* also when the group is empty */
     const int64_t first = piece % job->key_blocks * BN;
     const int64_t last = first + BN < p->seq.nk ? first + BN : p->seq.nk;
     if (first >= last) return;

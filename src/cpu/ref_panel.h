@@ -145,7 +145,7 @@ static int64_t asked_row(const call *c, int64_t n) { return c->f.rows ? c->rows.
 static void panel_begin(panel *p, int64_t b, int64_t h)
 {
     const ref_job *job = p->job;
-    const int64_t hk = h / (job->hq / job->hk);
+    const int64_t hk = job->hq > 0 ? h / (job->hq / job->hk) : 0; /* no query head has any */
     p->seq = sequence_get(job->c, b);
     p->b = b, p->h = h;
     if (p->tile_b != b || p->tile_hk != hk) p->k_tile = p->v_tile = -1;

@@ -75,7 +75,7 @@ static void sizes_without_bound(void **state)
         "bwd,f16,b1h9223372036854775807,q0k0,d1024", "fwd,f32,b2h1,q9223372036854775807k1,d1"};
     for (size_t i = 0; i < COUNT(beyond); i++) {
         assert_ok(ffpa_problem_parse(beyond[i], &a));
-        assert_status(problem_of_ask(&p, &a, "test"), FFPA_E_INVALID, "past 2^63 bytes");
+        assert_status(problem_of_ask(&p, &a, "test"), FFPA_E_INVALID, "more than 2^40 rows");
     }
 }
 

@@ -132,6 +132,8 @@ typedef struct refusal {
     X(o_folds,            INVALID, "o.stride", s->f.o.stride[2] = SDV - 1)                           \
     X(q_stride_overflow,  INVALID, "q.shape", s->f.q.stride[0] = INT64_MAX / 2)                      \
     X(q_size_overflow,    INVALID, "q.shape", s->f.q.shape[0] = s->f.k.shape[0] = s->f.v.shape[0] = s->f.o.shape[0] = s->f.lse.shape[0] = INT64_MAX / 8) \
+    X(rows_without_end,   INVALID, "more than 2^40 rows",                                              \
+      s->f.q.shape[2] = s->f.o.shape[2] = s->f.lse.shape[2] = (int64_t)1 << 39)                      \
     X(o_over_q,           INVALID, "output o overlaps q", s->f.o.data = s->mem.q)                    \
     X(o_over_v,           INVALID, "output o overlaps v", s->f.o.data = s->mem.v + 8)                \
     X(o_over_mask,        INVALID, "output o overlaps mask", sample_attach_mask(s); s->f.o.data = s->mem.mask) \

@@ -1,0 +1,43 @@
+/* test_empty.c - no query heads at all: nothing to compute, but every gradient asked for is written. */
+#include "support/sample_call.h"
+#include "support/unit.h"
+
+static void check_zero(const float *x, size_t n, const char *backend, const char *name)
+{
+    for (size_t i = 0; i < n; i++)
+        if (x[i] != 0.0f) fail_msg("%s: %s[%zu]=%g, not 0", backend, name, i, (double)x[i]);
+}
+
+static void gradients_without_query_heads(void **state)
+{
+    (void)state;
+    static const char *const backends[] = {"cpu", "reference", "naive"};
+    static sample_call s;
+    for (size_t b = 0; b < COUNT(backends); b++) {
+        ffpa_context *ctx;
+        const ffpa_context_options options = {
+            .struct_size = sizeof options, .backend = backends[b], .threads = 2};
+        assert_ok(ffpa_context_create(&options, &ctx));
+        sample_init(&s);
+        sample_attach_mask(&s); /* one mask for all heads, however few */
+        s.f.mask.shape[1] = s.g.dmask.shape[1] = 1;
+        s.f.q.shape[1] = s.f.o.shape[1] = s.f.lse.shape[1] = 0;
+        s.g.dout.shape[1] = s.g.dq.shape[1] = 0;
+        const sample_memory before = s.mem;
+        assert_ok(ffpa_forward(ctx, &s.f));
+        assert_memory_equal(&before, &s.mem, sizeof before);
+        assert_ok(ffpa_backward(ctx, &s.g));
+        check_zero(s.mem.dk, COUNT(s.mem.dk), backends[b], "dk");
+        check_zero(s.mem.dv, COUNT(s.mem.dv), backends[b], "dv");
+        for (int i = 0; i < SB; i++)
+            check_zero(s.mem.dmask + i * SHQ * SNQ * SNK, SNQ * SNK, backends[b], "dmask");
+        assert_memory_equal(before.dq, s.mem.dq, sizeof before.dq);
+        ffpa_context_destroy(ctx);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(gradients_without_query_heads)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
