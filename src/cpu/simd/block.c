@@ -76,14 +76,15 @@ static void panel_product(const tiles *t, ptrdiff_t m, ptrdiff_t depth, tile_a a
 
 /* S^T of all panels: depth in chunks, so that a chunk of a Q^T panel stays in L1 over all keys. */
 static void scores_product(const block_state *st, const tiles *t, const block_scratch *w,
-                           ptrdiff_t n)
+                           tile_a k)
 {
+    const ptrdiff_t n = st->sc.n;
     const ptrdiff_t whole = t->pairs ? pairs_count(t->d) : t->d;
     ptrdiff_t d0 = 0;
     do {
         const ptrdiff_t depth = whole - d0 < TILE_DEPTH ? whole - d0 : TILE_DEPTH;
         for (int p = 0; p < st->rb.lanes; p += NR)
-            panel_product(t, n, depth, (tile_a){w->kv + d0, t->ld, 1},
+            panel_product(t, n, depth, (tile_a){k.p + d0, k.row, 1},
                           (tile_b){w->q + p * whole + d0 * NR, NR},
                           (tile_c){w->s + (ptrdiff_t)p * t->bn, NR, d0 > 0});
         d0 += depth;
@@ -234,6 +235,25 @@ static void softmax_tile(block_state *st, const tiles *t, const block_scratch *w
     }
 }
 
+/* The tile of K where it is, if its rows are f32, evenly spaced and not all in the same few cache sets;
+ * otherwise in scratch. */
+static tile_a load_keys(const block_state *st, const tiles *t, const block_scratch *w)
+{
+    const ffpa_tensor *k = &st->rb.c->f.k;
+    const int64_t j0 = st->sc.j0, page_bytes = 4096;
+    const tile_a scratch = {w->kv, t->ld, 1};
+    if (t->pairs) {
+        pairs_load_keys(w->kv, t->ld, &st->rb, j0, st->sc.n);
+        return scratch;
+    }
+    const bool even =
+        !st->rb.s->page_size && k->stride[2] * (int64_t)sizeof(float) % page_bytes;
+    if (k->dtype == FFPA_F32 && row_contiguous(k) && even)
+        return (tile_a){sequence_key(st->rb.s, k, st->rb.hk, j0), k->stride[2], 1};
+    rows_load_keys(w->kv, t->ld, &st->rb, k, j0, st->sc.n);
+    return scratch;
+}
+
 /* Bring a tile of V into scratch; as take_odd_values where it is masked. */
 static int load_values(const block_state *st, const tiles *t, const block_scratch *w,
                        tile_kind kind, int16_t odd[MAX_KEYS])
@@ -254,11 +274,7 @@ static void tile_run(block_state *st, const tiles *t, const block_scratch *w, ti
 {
     const ptrdiff_t n = st->sc.n;
     int16_t odd[MAX_KEYS];
-    if (t->pairs)
-        pairs_load_keys(w->kv, t->ld, &st->rb, st->sc.j0, n);
-    else
-        rows_load_keys(w->kv, t->ld, &st->rb, &st->rb.c->f.k, st->sc.j0, n);
-    scores_product(st, t, w, n);
+    scores_product(st, t, w, load_keys(st, t, w));
     softmax_tile(st, t, w, kind);
     for (int p = 0; t->pairs && p < st->rb.lanes; p += NR)
         pairs_weights(w->pairs + p * pairs_count(t->bn), w->s + (ptrdiff_t)p * t->bn, n);
