@@ -4,6 +4,7 @@
 #include <math.h>
 
 enum {
+    FEWEST_PIECES = 8, /* shorter chunks rather than fewer pieces */
     PIECES = 32, /* pieces of the keys pass that are aimed at, for balance on many cores */
     CHUNK_BYTES = 4 << 20, /* K, V, dK, dV of a chunk: a worker's share of L3 */
 };
@@ -24,7 +25,7 @@ static void plan_keys(backward_plan *t, const problem *p, int64_t sequences)
     const int64_t keys = p->sources & VARLEN_K ? p->total_k : p->ask.nk;
     int64_t tiles = clamp(CHUNK_BYTES / bytes, 1, MAX_CHUNK / t->bn);
     if (items > 0 && !(p->sources & VARLEN_K))
-        tiles = clamp(ceiling(keys, t->bn) * items / (PIECES / 2), 1, tiles);
+        tiles = clamp(ceiling(keys, t->bn) * items / (FEWEST_PIECES), 1, tiles);
     t->chunk = (int)tiles * t->bn;
     t->parts = clamp(items > 0 ? ceiling(PIECES, items) : 1, 1, ceiling(keys, t->chunk));
 }
@@ -81,9 +82,10 @@ static void scratch_offsets(const backward_plan *t, size_t at[SCRATCH_PARTS])
     const size_t d = (size_t)t->d_pad, dv = (size_t)t->dv_pad;
     const size_t k = chunk * (size_t)t->ld_k, v = chunk * (size_t)t->ld_v,
                  p = bn * (size_t)t->ld_p;
+    const size_t q = bm * (size_t)t->ld_k, dout = bm * (size_t)t->ld_v;
     const size_t size[SCRATCH_PARTS - 1] = {
-        k,       v,       k,       v, bm * d, bm * dv, bm * d,
-        bm * dv, bm * bn, bm * bn, p, p,      bm * d,  2 * (d > dv ? d : dv),
+        k,       v,       k,       v, q, dout,   bm * d,
+        bm * dv, bm * bn, bm * bn, p, p, bm * d, 2 * (d > dv ? d : dv),
         t->bias, t->keep, t->tanhs};
     at[0] = 0;
     for (int i = 0; i + 1 < SCRATCH_PARTS; i++)

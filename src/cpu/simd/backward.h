@@ -38,12 +38,11 @@ typedef struct backward_plan {
 #define backward_plan_of ISA_NAME(backward_plan_of)
 backward_plan backward_plan_of(const problem *p);
 
-/* Scratch of one worker: cut from the workspace. Panels are [lanes / NR][columns][NR]; packed rows are
- * [columns / NR][bm][NR]. */
+/* Scratch of one worker: cut from the workspace. Panels are [lanes / NR][columns][NR]. */
 typedef struct backward_scratch {
     float *k, *v, *dk, *dv;        /* [chunk][ld] */
-    float *q_panels, *dout_panels; /* lanes are rows */
-    float *q_packed, *dout_packed; /* lanes are columns */
+    float *q, *dout;               /* [bm][ld]; ld of k and v */
+    float *q_panels, *dout_panels; /* the same with lanes as rows */
     float *s, *dp;                 /* [bm / NR][bn][NR] */
     float *p, *dx;                 /* [bn][ld_p] */
     float *dq;                     /* panels */

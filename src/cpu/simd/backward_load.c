@@ -64,38 +64,62 @@ static void load_stats(backward_work *w)
     }
 }
 
-/* Rows of Q or dO as packed rows. A row that is not finite is left out (zeros) and listed, because its
- * 0 * NaN must not reach keys that it may not see. Returns how many there are. */
-static int pack_rows(const backward_work *w, const ffpa_tensor *t, float *packed, int16_t *odd)
+/* Rows of Q or dO as f32, with zeros up to whole panels and for dead lanes. */
+static void load_rows(const backward_work *w, const ffpa_tensor *t, float *rows, ptrdiff_t ld)
 {
-    const ptrdiff_t dim = t->shape[3], panel = w->job->t.bm * NR;
-    float *row = w->m.row;
-    int count = 0;
+    const ptrdiff_t dim = t->shape[3];
     for (int r = 0; r < w->rb.lanes; r++) {
-        bool zero = !w->live[r];
-        if (!zero) {
+        float *row = rows + r * ld;
+        const ptrdiff_t n = w->live[r] ? dim : 0;
+        if (n > 0)
             row_load(row, sequence_query(&w->seq, t, w->rb.head[r], w->rb.query[r]), t->dtype,
                      t->stride[3], dim);
-            zero = !row_finite(row, dim);
-            if (zero) odd[count++] = (int16_t)r;
-        }
+        memset(row + n, 0, (size_t)((dim + NR - 1) / NR * NR - n) * sizeof *row);
+    }
+}
+
+/* The same with lanes as rows: panels [lanes / NR][dim][NR]. */
+static void rows_to_lanes(const float *rows, ptrdiff_t ld, ptrdiff_t dim, int lanes,
+                          float *panels)
+{
+    for (int r = 0; r < lanes; r += VL) {
+        float *panel = panels + r / NR * NR * dim + r % NR;
         for (ptrdiff_t d = 0; d < dim; d += VL) {
-            float *to = packed + d / NR * panel + r * NR + d % NR;
-            vstore(to, zero ? vzero() : vload_first(row + d, dim - d < VL ? dim - d : VL));
+            vf x[VL];
+            UNROLL for (int i = 0; i < VL; i++) x[i] = vload(rows + (r + i) * ld + d);
+            vtranspose(x);
+            for (int i = 0; i < VL && d + i < dim; i++)
+                vstore(panel + (d + i) * NR, x[i]);
         }
+    }
+}
+
+/* Rows that are not finite become zeros and are listed: their 0 * NaN must not reach keys that they may
+ * not see. Returns how many there are. */
+static int take_odd_rows(const backward_work *w, float *rows, ptrdiff_t ld, ptrdiff_t dim,
+                         int16_t *odd)
+{
+    int count = 0;
+    for (int r = 0; r < w->rb.lanes; r++) {
+        if (row_finite(rows + r * ld, dim)) continue;
+        odd[count++] = (int16_t)r;
+        memset(rows + r * ld, 0, (size_t)dim * sizeof *rows);
     }
     return count;
 }
 
 void backward_load_block(backward_work *w, int64_t row0, int rows)
 {
+    const backward_plan *t = &w->job->t;
+    const backward_scratch *m = &w->m;
     const call *c = w->job->c;
     row_block_set(&w->rb, w->job->ask, c, &w->seq, (row_place){w->at[0], w->at[1], row0, rows});
-    scores_begin(&w->sc, &w->rb, w->m.bias);
+    scores_begin(&w->sc, &w->rb, m->bias);
     load_stats(w);
-    rows_to_panels(w->m.q_panels, &w->rb, &c->f.q);
-    rows_to_panels(w->m.dout_panels, &w->rb, &c->g.dout);
-    w->odd_q = w->odd_dout = 0;
-    if (c->g.dk.data) w->odd_q = pack_rows(w, &c->f.q, w->m.q_packed, w->odd_q_row);
-    if (c->g.dv.data) w->odd_dout = pack_rows(w, &c->g.dout, w->m.dout_packed, w->odd_dout_row);
+    load_rows(w, &c->f.q, m->q, t->ld_k);
+    load_rows(w, &c->g.dout, m->dout, t->ld_v);
+    rows_to_lanes(m->q, t->ld_k, t->d, w->rb.lanes, m->q_panels);
+    rows_to_lanes(m->dout, t->ld_v, t->dv, w->rb.lanes, m->dout_panels);
+    w->odd_q = take_odd_rows(w, m->q, t->ld_k, t->d, w->odd_q_row);
+    w->odd_dout = take_odd_rows(w, m->dout, t->ld_v, t->dv, w->odd_dout_row);
 }

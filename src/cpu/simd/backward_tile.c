@@ -153,9 +153,9 @@ void backward_add_dq(backward_work *w, float *dq)
 
 typedef struct key_gradient {
     const ffpa_tensor *rows; /* Q or dO */
-    const float *packed;
-    const float *weights; /* dX^T or P^T */
-    float *sum;           /* dK or dV of the tile's first key */
+    const float *from;       /* in scratch */
+    const float *weights;    /* dX^T or P^T */
+    float *sum;              /* dK or dV of the tile's first key */
     ptrdiff_t ld, pad;
     const int16_t *odd;
     int odds;
@@ -176,10 +176,8 @@ static void add_odd_row(const backward_work *w, const key_gradient *g, int r)
 
 static void add_key_gradient(const backward_work *w, const key_gradient *g)
 {
-    const ptrdiff_t panel = w->job->t.bm * NR;
-    for (ptrdiff_t d = 0; d < g->pad; d += NR)
-        tile_mul(w->sc.n, NR, w->rb.lanes, (tile_a){g->weights, w->job->t.ld_p, 1},
-                 (tile_b){g->packed + d / NR * panel, NR}, (tile_c){g->sum + d, g->ld, true});
+    tile_mul(w->sc.n, g->pad, w->rb.lanes, (tile_a){g->weights, w->job->t.ld_p, 1},
+             (tile_b){g->from, g->ld}, (tile_c){g->sum, g->ld, true});
     for (int i = 0; i < g->odds; i++)
         add_odd_row(w, g, g->odd[i]);
 }
@@ -190,10 +188,10 @@ void backward_add_dkdv(backward_work *w)
     const backward_scratch *m = &w->m;
     const call *c = w->job->c;
     const ptrdiff_t j = w->sc.j0 - w->chunk0;
-    const key_gradient dk = {&c->f.q, m->q_packed, m->dx,        m->dk + j * t->ld_k,
-                             t->ld_k, t->d_pad,    w->odd_q_row, w->odd_q};
-    const key_gradient dv = {&c->g.dout,          m->dout_packed, m->p,
-                             m->dv + j * t->ld_v, t->ld_v,        t->dv_pad,
+    const key_gradient dk = {&c->f.q, m->q,     m->dx,        m->dk + j * t->ld_k,
+                             t->ld_k, t->d_pad, w->odd_q_row, w->odd_q};
+    const key_gradient dv = {&c->g.dout,          m->dout,    m->p,
+                             m->dv + j * t->ld_v, t->ld_v,    t->dv_pad,
                              w->odd_dout_row,     w->odd_dout};
     if (c->g.dv.data) add_key_gradient(w, &dv);
     if (c->g.dk.data) add_key_gradient(w, &dk);

@@ -58,6 +58,35 @@ INLINE vi vint(vf x) { return (vi)x; }
 /* Lane i of all-ones where mask is set picks a, else b. */
 INLINE vf vselect(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
 
+/* Lanes of a and b in turn: of their first halves, of their second halves. */
+#if defined(__AVX512F__)
+#    define vmix_low(a, b) \
+        __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
+#    define vmix_high(a, b) \
+        __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)
+#elif defined(__AVX2__)
+#    define vmix_low(a, b)  __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
+#    define vmix_high(a, b) __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
+#else
+#    define vmix_low(a, b)  __builtin_shufflevector(a, b, 0, 4, 1, 5)
+#    define vmix_high(a, b) __builtin_shufflevector(a, b, 2, 6, 3, 7)
+#endif
+
+/* Lane j of x[i] changes places with lane i of x[j]: perfect shuffles, one per bit of the index. */
+INLINE void vtranspose(vf x[VL])
+{
+    UNROLL for (int bit = 1; bit < VL; bit *= 2)
+    {
+        vf y[VL];
+        UNROLL for (int i = 0; i < VL / 2; i++)
+        {
+            y[2 * i] = vmix_low(x[i], x[i + VL / 2]);
+            y[2 * i + 1] = vmix_high(x[i], x[i + VL / 2]);
+        }
+        UNROLL for (int i = 0; i < VL; i++) x[i] = y[i];
+    }
+}
+
 /* The first n lanes, 0 <= n <= VL; nothing past them is touched, other lanes load as 0. */
 INLINE vf vload_first(const float *p, ptrdiff_t n)
 {
