@@ -17,6 +17,8 @@ INLINE vf multiply_add(const enum walk walk, vf x, vf b, vf acc)
  * rounding errors are exponentiated, and grow with the length of the chain. */
 enum { CHAIN = 64 };
 
+enum { LINE = 16 }; /* floats of a cache line */
+
 /* m x NR elements of C, or m x n with PARTIAL. m and walk are constants wherever this is inlined. */
 INLINE void tile_block(const int m, const enum walk walk, ptrdiff_t n, ptrdiff_t depth,
                        const tile_a *a, const tile_b *b, const tile_c *c)
@@ -29,6 +31,8 @@ INLINE void tile_block(const int m, const enum walk walk, ptrdiff_t n, ptrdiff_t
     const float *pb = b->p;
     bool add = c->add;
     UNROLL for (int i = 0; i < m; i += 3) pa[i / 3] = a->p + i * row;
+    for (int i = 0; add && i < m; i++) /* C is often far away; the loop below hides that */
+        for (int j = 0; j < NR; j += LINE) __builtin_prefetch(c->p + i * c->ld + j, 1);
     do {
         const ptrdiff_t steps = depth < chain ? depth : chain;
         vf acc[MR][2];
@@ -37,6 +41,7 @@ INLINE void tile_block(const int m, const enum walk walk, ptrdiff_t n, ptrdiff_t
             const vf b0 = walk == PARTIAL ? vload_first(pb, n0) : vload(pb);
             const vf b1 = walk == PARTIAL ? vload_first(pb + n0, n1) : vload(pb + VL);
             pb += b->ld;
+            if (walk == ALONG_I) __builtin_prefetch(pa[0] + LINE); /* of the next rows */
             UNROLL for (int i = 0; i < m; i++)
             {
                 const vf x = vset(pa[i / 3][i % 3 * row]);
