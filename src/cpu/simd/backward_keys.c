@@ -48,6 +48,9 @@ static bool block_sees(const backward_work *w, int64_t block)
     return high.last > w->chunk0 && low.first < w->chunk0 + w->keys;
 }
 
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
 /* All blocks of rows against the chunk in scratch. `dq` is the sequence's first block or NULL. */
 static void chunk_run(backward_work *w, float *dq)
 {
@@ -57,8 +60,11 @@ static void chunk_run(backward_work *w, float *dq)
         if (!block_sees(w, block)) continue;
         backward_load_block(w, block * t->bm, block_rows(w, block));
         for (int64_t j0 = w->chunk0; j0 < end; j0 += t->bn) {
-            const ptrdiff_t n = end - j0 < t->bn ? (ptrdiff_t)(end - j0) : t->bn;
-            if (!backward_tile(w, j0, n, WANT_KEPT_DX)) continue;
+            const int64_t first = larger(j0, w->rb.first);
+            const int64_t last = smaller(smaller(j0 + t->bn, end), w->rb.last);
+            if (first >= last ||
+                !backward_tile(w, first, (ptrdiff_t)(last - first), WANT_KEPT_DX))
+                continue;
             backward_add_dkdv(w);
             if (dq) backward_add_dq(w, dq + block * t->bm * t->d);
         }

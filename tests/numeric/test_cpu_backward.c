@@ -1,0 +1,304 @@
+/* test_cpu_backward.c - what is particular to the fast backward: chunks and parts of keys, its two ways to
+ * dQ, rows gone over twice, and NaN in tiles that masks cut through. The options as such are judged in
+ * test_options_grid, the edges of tiles in test_accept_edges. */
+#include "support/judge_rule.h"
+
+#include <math.h>
+
+static sample *problem(const setting *s, int64_t n, int64_t hq, int64_t hk)
+{
+    sample *t = sample_new(&(sample_spec){
+        .dtype = s->dtype, .hq = hq, .hk = hk, .nq = n, .nk = n, .d = s->d, .backward = true});
+    t->f.flags = 0;
+    return t;
+}
+
+static bool fast(const setting *s) { return !s->path->slow; }
+
+static void expect_gradients(const sample *a, const sample *b, const setting *s)
+{
+    for (role r = DQ; r <= DSINK; r++)
+        if (a->t[r]) expect_same(a, b, r, s);
+}
+
+/* ---- chunks and parts ---- */
+
+static void chunk_edges(const setting *s)
+{
+    static const int64_t chunk[] = {96, 288, 384, 480};
+    for (size_t x = 0; fast(s) && x < COUNT(chunk); x++) {
+        for (int64_t nk = chunk[x] - 1; nk <= chunk[x] + 1; nk++) {
+            sample *t = sample_new(&(sample_spec){.dtype = s->dtype,
+                                                  .hq = 3,
+                                                  .hk = 1,
+                                                  .nq = 45,
+                                                  .nk = nk,
+                                                  .d = s->d,
+                                                  .dv = s->d + 9,
+                                                  .backward = true});
+            t->f.flags = 0;
+            t->f.causal = (int32_t)(x + (size_t)nk) % 3;
+            judge_sample_on(t, s->path, "chunk edges");
+            sample_free(t);
+        }
+    }
+}
+CASE(edges_of_chunks, ON_F32 | ON_F16, 24, chunk_edges)
+
+static size_t workspace(sample *t, const setting *s, int32_t *splits)
+{
+    ffpa_report report = {.struct_size = sizeof report};
+    sample_wire(t);
+    assert_ok(ffpa_backward_supported(s->path->ctx, &t->g, &report));
+    *splits = report.splits;
+    return report.workspace_bytes;
+}
+
+/* A smaller workspace makes fewer parts, then units in turn, then passes of their own for dQ and for dK and
+ * dV: always within the limit, always the right answer. */
+static void workspace_limits(const setting *s)
+{
+    if (!fast(s)) return;
+    sample *t = problem(s, 600, 4, 2);
+    t->f.causal = FFPA_BOTTOM_RIGHT;
+    int32_t most, splits = 0;
+    size_t bytes = workspace(t, s, &most), least = bytes;
+    assert_true(most > 1);
+    for (size_t limit = bytes; limit > bytes / 16; limit -= bytes / 16) {
+        ffpa_report report = {.struct_size = sizeof report};
+        t->g.workspace_limit_bytes = limit;
+        sample_wire(t);
+        if (ffpa_backward_supported(s->path->ctx, &t->g, &report) != FFPA_OK) break;
+        least = workspace(t, s, &splits);
+        assert_true(least <= limit);
+        judge_sample_on(t, s->path, "workspace limits");
+    }
+    assert_true(least < bytes && splits < most);
+    sample_free(t);
+}
+CASE(every_workspace_limit, ON_F32, 64, workspace_limits)
+
+/* Asking for some gradients only changes the passes, and at most the rounding of dQ. */
+static void some_gradients(const setting *s)
+{
+    static const role left_out[][2] = {{DQ, DQ}, {DK, DV}, {DQ, DK}, {DV, DV}};
+    if (!fast(s)) return;
+    sample *all = problem(s, 200, 4, 2);
+    must_backward(all, s);
+    for (size_t x = 0; x < COUNT(left_out); x++) {
+        sample *t = sample_copy(all, 0);
+        sample_put(t, left_out[x][0], NULL);
+        if (left_out[x][1] != left_out[x][0]) sample_put(t, left_out[x][1], NULL);
+        must_backward(t, s);
+        for (role r = DQ; r <= DV; r++)
+            if (t->t[r]) expect_close(t, all, r, 8, s);
+        sample_free(t);
+    }
+    sample_free(all);
+}
+CASE(some_of_the_gradients, ON_ALL, 40, some_gradients)
+
+/* ---- NaN ---- */
+
+/* A NaN in one row of each input, under masks that cut through tiles: exactly the oracle's pattern. */
+static void odd_rows(const setting *s)
+{
+    static const role where[] = {Q, K, V, DOUT};
+    static const double what[] = {(double)NAN, (double)INFINITY};
+    for (size_t x = 0; x < 2 * COUNT(where); x++) {
+        sample *t = problem(s, 130, 2, 1);
+        const role r = where[x / 2];
+        t->f.causal = FFPA_BOTTOM_RIGHT;
+        sample_use_window(t, 50, -1);
+        tensor_put(t->t[r], 0, 0, 70, 3, what[x % 2]);
+        tensor_put(t->t[r], 0, 0, 99, s->d - 1, what[x % 2]);
+        judge_sample_on(t, s->path, "NaN and infinity behind masks");
+        sample_free(t);
+    }
+}
+CASE(odd_rows_behind_masks, ON_F32 | ON_BF16, 20, odd_rows)
+
+/* Masked keys may hold anything: the same bits as with zeros there. */
+static void masked_keys(const setting *s)
+{
+    sample *a = problem(s, 150, 2, 2), *b;
+    tensor *mask = sample_put(a, MASK, tensor_new(FFPA_BOOL, 1, 1, 1, 150, NULL));
+    for (int64_t j = 0; j < 150; j++)
+        tensor_put(mask, 0, 0, 0, j, j % 7 != 3 && j < 120);
+    for (int64_t j = 0; j < 150; j++)
+        for (int64_t d = 0; d < s->d && !(j % 7 != 3 && j < 120); d++)
+            for (int64_t h = 0; h < 2; h++) {
+                tensor_put(a->t[K], 0, h, j, d, 0);
+                tensor_put(a->t[V], 0, h, j, d, 0);
+            }
+    b = sample_copy(a, 0);
+    for (int64_t j = 0; j < 150; j++)
+        for (int64_t h = 0; h < 2 && !(j % 7 != 3 && j < 120); h++) {
+            tensor_put(b->t[K], 0, h, j, j % s->d, j % 2 ? (double)NAN : (double)INFINITY);
+            tensor_put(b->t[V], 0, h, j, j % s->d, (double)NAN);
+        }
+    must_backward(a, s);
+    must_backward(b, s);
+    expect_gradients(a, b, s);
+    sample_free(a);
+    sample_free(b);
+}
+CASE(masked_keys_hold_anything, ON_ALL, 16, masked_keys)
+
+/* ---- statistics ---- */
+
+/* Large scores: lse has few digits left after the point, yet every row of P sums to 1. With dO = 1 and V = 1
+ * all of dQ and dK vanish, and dV sums to the number of rows. */
+static void large_scores(const setting *s)
+{
+    if (!fast(s)) return;
+    sample *t = problem(s, 100, 1, 1);
+    for (int64_t j = 0; j < 100; j++)
+        for (int64_t d = 0; d < s->d; d++) {
+            tensor_put(t->t[Q], 0, 0, j, d, 32);
+            tensor_put(t->t[K], 0, 0, j, d, -128);
+        }
+    tensor_all(t->t[V], 1);
+    tensor_all(t->t[DOUT], 1);
+    must_backward(t, s);
+    for (int64_t j = 0; j < 100; j++)
+        expect_row(t, DV, j, 1, 0, s);
+    expect_all(t, DQ, 0, .01, s);
+    expect_all(t, DK, 0, .01, s);
+    sample_free(t);
+}
+CASE(large_scores_keep_their_sum, ON_F32, 64, large_scores)
+
+/* O and LSE of more keys than are here: gradients of this part of the keys, as rings of devices need. */
+static void keys_in_parts(const setting *s)
+{
+    if (!fast(s)) return;
+    sample *all = problem(s, 90, 1, 1);
+    must_forward(all, s);
+    must_backward(all, s);
+    for (int part = 0; part < 2; part++) {
+        sample *t = sample_copy(all, 0);
+        const int64_t first = part ? 30 : 0, n = part ? 60 : 30;
+        const role sides[] = {K, V, DK, DV};
+        sample_wire(t);
+        ffpa_tensor *cut[] = {&t->f.k, &t->f.v, &t->g.dk, &t->g.dv};
+        for (size_t x = 0; x < COUNT(cut); x++) {
+            cut[x]->data = (char *)cut[x]->data +
+                           first * cut[x]->stride[2] * (int64_t)tensor_element(cut[x]->dtype);
+            cut[x]->shape[2] = n;
+        }
+        /* the copy's own o and lse are poison until they are filled from the whole */
+        for (int64_t i = 0; i < 90; i++) {
+            tensor_put(t->t[LSE], 0, 0, i, 0, tensor_at(all->t[LSE], 0, 0, i, 0));
+            for (int64_t d = 0; d < s->d; d++)
+                tensor_put(t->t[O], 0, 0, i, d, tensor_at(all->t[O], 0, 0, i, d));
+        }
+        assert_ok(ffpa_backward(s->path->ctx, &t->g));
+        for (size_t x = 2; x < COUNT(sides); x++)
+            for (int64_t j = first; j < first + n; j++)
+                for (int64_t d = 0; d < s->d; d++)
+                    assert_true(fabs(tensor_at(t->t[sides[x]], 0, 0, j, d) -
+                                     tensor_at(all->t[sides[x]], 0, 0, j, d)) <
+                                8 * tensor_ulp(s->dtype));
+        sample_free(t);
+    }
+    sample_free(all);
+}
+CASE(keys_of_a_larger_whole, ON_ALL, 32, keys_in_parts)
+
+/* ---- differences ---- */
+
+/* Central differences of sum(dO O) against dQ, dK, dV, along one random direction each. */
+static double value_along(sample *t, role r, const double *direction, double step,
+                          const setting *s)
+{
+    sample *moved = sample_copy(t, 0);
+    const ffpa_tensor *x = &moved->t[r]->view;
+    double sum = 0;
+    int64_t n = 0;
+    for (int64_t h = 0; h < x->shape[1]; h++)
+        for (int64_t i = 0; i < x->shape[2]; i++)
+            for (int64_t d = 0; d < x->shape[3]; d++)
+                tensor_put(moved->t[r], 0, h, i, d,
+                           tensor_at(t->t[r], 0, h, i, d) + step * direction[n++]);
+    must_forward(moved, s);
+    const ffpa_tensor *o = &moved->t[O]->view;
+    for (int64_t h = 0; h < o->shape[1]; h++)
+        for (int64_t i = 0; i < o->shape[2]; i++)
+            for (int64_t d = 0; d < o->shape[3]; d++)
+                sum += tensor_at(moved->t[O], 0, h, i, d) * tensor_at(t->t[DOUT], 0, h, i, d);
+    sample_free(moved);
+    return sum;
+}
+
+static void differences(const setting *s)
+{
+    static const role input[] = {Q, K, V}, output[] = {DQ, DK, DV};
+    enum { MOST = 4 * 40 * 16 };
+    if (!fast(s)) return;
+    sample *t = problem(s, 40, 4, 2);
+    t->f.causal = FFPA_BOTTOM_RIGHT;
+    t->f.softcap = 3;
+    sample_use_dropout(t, .2f, 7, 9);
+    must_backward(t, s);
+    for (size_t x = 0; x < COUNT(input); x++) {
+        double direction[MOST], along = 0;
+        uint64_t rng = 11 + x;
+        int64_t n = 0;
+        const ffpa_tensor *g = &t->t[output[x]]->view;
+        for (int64_t h = 0; h < g->shape[1]; h++)
+            for (int64_t i = 0; i < g->shape[2]; i++)
+                for (int64_t d = 0; d < g->shape[3]; d++, n++) {
+                    direction[n] = tensor_unit(&rng) - .5;
+                    along += direction[n] * tensor_at(t->t[output[x]], 0, h, i, d);
+                }
+        const double step = 1e-2;
+        const double slope = (value_along(t, input[x], direction, step, s) -
+                              value_along(t, input[x], direction, -step, s)) /
+                             (2 * step);
+        if (!(fabs(slope - along) < 2e-3 + 1e-3 * fabs(along)))
+            fail_msg("%s: slope along %s is %.9g, gradient says %.9g", s->path->name,
+                     role_name[input[x]], slope, along);
+    }
+    sample_free(t);
+}
+CASE(gradients_are_slopes, ON_F32, 16, differences)
+
+/* ---- bits ---- */
+
+static void same_bits(const setting *s)
+{
+    if (!fast(s)) return;
+    sample *first = problem(s, 330, 6, 2), *t = sample_copy(first, 0);
+    first->f.causal = t->f.causal = FFPA_BOTTOM_RIGHT;
+    for (int threads = 1; threads <= 4; threads++) {
+        ffpa_context *ctx = judge_context(s->path->backend, s->path->isa, threads);
+        sample *to = threads == 1 ? first : t;
+        assert_ok(sample_backward(to, ctx));
+        expect_gradients(to, first, s);
+        ffpa_context_destroy(ctx);
+    }
+    for (int n = 0; n < (judge_quick() ? 3 : 30); n++) {
+        must_backward(t, s);
+        expect_gradients(t, first, s);
+    }
+    sample_free(first);
+    sample_free(t);
+}
+CASE(same_bits_at_any_thread_count, ON_F32 | ON_BF16, 72, same_bits)
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(edges_of_chunks),
+        cmocka_unit_test(every_workspace_limit),
+        cmocka_unit_test(some_of_the_gradients),
+        cmocka_unit_test(odd_rows_behind_masks),
+        cmocka_unit_test(masked_keys_hold_anything),
+        cmocka_unit_test(large_scores_keep_their_sum),
+        cmocka_unit_test(keys_of_a_larger_whole),
+        cmocka_unit_test(gradients_are_slopes),
+        cmocka_unit_test(same_bits_at_any_thread_count),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
