@@ -13,6 +13,13 @@ static sample *problem(const setting *s, int64_t n, int64_t hq, int64_t hk)
     return t;
 }
 
+/* Forward, then backward from its O and LSE. */
+static void must_run(sample *t, const setting *s)
+{
+    must_forward(t, s);
+    must_backward(t, s);
+}
+
 static bool fast(const setting *s) { return !s->path->slow; }
 
 static void expect_gradients(const sample *a, const sample *b, const setting *s)
@@ -84,12 +91,12 @@ static void some_gradients(const setting *s)
     static const role left_out[][2] = {{DQ, DQ}, {DK, DV}, {DQ, DK}, {DV, DV}};
     if (!fast(s)) return;
     sample *all = problem(s, 200, 4, 2);
-    must_backward(all, s);
+    must_run(all, s);
     for (size_t x = 0; x < COUNT(left_out); x++) {
         sample *t = sample_copy(all, 0);
         sample_put(t, left_out[x][0], NULL);
         if (left_out[x][1] != left_out[x][0]) sample_put(t, left_out[x][1], NULL);
-        must_backward(t, s);
+        must_run(t, s);
         for (role r = DQ; r <= DV; r++)
             if (t->t[r]) expect_close(t, all, r, 8, s);
         sample_free(t);
@@ -137,8 +144,8 @@ static void masked_keys(const setting *s)
             tensor_put(b->t[K], 0, h, j, j % s->d, j % 2 ? (double)NAN : (double)INFINITY);
             tensor_put(b->t[V], 0, h, j, j % s->d, (double)NAN);
         }
-    must_backward(a, s);
-    must_backward(b, s);
+    must_run(a, s);
+    must_run(b, s);
     expect_gradients(a, b, s);
     sample_free(a);
     sample_free(b);
@@ -160,7 +167,7 @@ static void large_scores(const setting *s)
         }
     tensor_all(t->t[V], 1);
     tensor_all(t->t[DOUT], 1);
-    must_backward(t, s);
+    must_run(t, s);
     for (int64_t j = 0; j < 100; j++)
         expect_row(t, DV, j, 1, 0, s);
     expect_all(t, DQ, 0, .01, s);
@@ -174,8 +181,7 @@ static void keys_in_parts(const setting *s)
 {
     if (!fast(s)) return;
     sample *all = problem(s, 90, 1, 1);
-    must_forward(all, s);
-    must_backward(all, s);
+    must_run(all, s);
     for (int part = 0; part < 2; part++) {
         sample *t = sample_copy(all, 0);
         const int64_t first = part ? 30 : 0, n = part ? 60 : 30;
@@ -240,7 +246,7 @@ static void differences(const setting *s)
     t->f.causal = FFPA_BOTTOM_RIGHT;
     t->f.softcap = 3;
     sample_use_dropout(t, .2f, 7, 9);
-    must_backward(t, s);
+    must_run(t, s);
     for (size_t x = 0; x < COUNT(input); x++) {
         double direction[MOST], along = 0;
         uint64_t rng = 11 + x;
@@ -274,12 +280,13 @@ static void same_bits(const setting *s)
     for (int threads = 1; threads <= 4; threads++) {
         ffpa_context *ctx = judge_context(s->path->backend, s->path->isa, threads);
         sample *to = threads == 1 ? first : t;
+        assert_ok(sample_forward(to, ctx));
         assert_ok(sample_backward(to, ctx));
         expect_gradients(to, first, s);
         ffpa_context_destroy(ctx);
     }
     for (int n = 0; n < (judge_quick() ? 3 : 30); n++) {
-        must_backward(t, s);
+        must_run(t, s);
         expect_gradients(t, first, s);
     }
     sample_free(first);

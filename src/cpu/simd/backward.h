@@ -88,6 +88,7 @@ typedef struct backward_work {
 
     int64_t chunk0; /* first key in scratch */
     ptrdiff_t keys;
+    bool odd_v;   /* V is not finite somewhere */
     int odd_keys; /* keys whose K is not finite */
     int16_t odd_key[MAX_CHUNK];
 

@@ -42,8 +42,11 @@ void backward_load_chunk(backward_work *w, int64_t chunk0, ptrdiff_t n)
     load_keys(w, w->m.k, t->ld_k, &w->job->c->f.k);
     load_keys(w, w->m.v, t->ld_v, &w->job->c->f.v);
     w->odd_keys = 0;
-    for (ptrdiff_t j = 0; j < n; j++)
+    w->odd_v = false;
+    for (ptrdiff_t j = 0; j < n; j++) {
         if (!row_finite(w->m.k + j * t->ld_k, t->d)) w->odd_key[w->odd_keys++] = (int16_t)j;
+        w->odd_v = w->odd_v || !row_finite(w->m.v + j * t->ld_v, t->dv);
+    }
 }
 
 /* lse, stats and liveness of each lane. A row whose lse is -inf has no keys: it is as dead as a lane

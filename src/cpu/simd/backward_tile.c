@@ -23,10 +23,18 @@ static void rows_by_panels(const backward_work *w, tile_a a, ptrdiff_t depth,
     } while (d0 < whole);
 }
 
-/* What weights_vector needs besides the tile; all constant where it is inlined. */
+static vi allowed_lanes(const backward_work *w, int lane0, ptrdiff_t j)
+{
+    vi live;
+    memcpy(&live, w->live + lane0, sizeof live);
+    return live & scores_allowed(&w->sc, lane0, j);
+}
+
+/* What weights_lanes needs besides the tile. */
 typedef struct weights_kind {
     bool masked, kept, capped;
     bool bare; /* weights without dropout */
+    bool odd;  /* something is not finite: scores of allowed keys may be -inf too */
     float factor;
 } weights_kind;
 
@@ -56,7 +64,8 @@ INLINE void weights_lanes(const backward_work *w, int lane0, const weights_kind 
             x = x * (vset(1.0f) - t * t);
         }
         if (kind.masked) { /* p is 0 then, unless lse is NaN; x may be 0 * NaN */
-            const vi in = live & ~(score == vset(-INFINITY));
+            const vi in =
+                kind.odd ? allowed_lanes(w, lane0, j) : live & ~(score == vset(-INFINITY));
             weight = vselect(in, weight, vzero());
             x = vselect(in, x, vzero());
         }
@@ -65,16 +74,20 @@ INLINE void weights_lanes(const backward_work *w, int lane0, const weights_kind 
     }
 }
 
-static void weights_panel(const backward_work *w, int p, weights_kind kind)
+/* The kinds that are common get code of their own. */
+static void weights_panel(const backward_work *w, int p, const weights_kind kind)
 {
+    const weights_kind plain = {.factor = kind.factor},
+                       masked = {.masked = true, .factor = kind.factor};
+    weights_kind any = kind;
+    any.masked = true;
     for (int lane0 = p; lane0 < p + NR; lane0 += VL) {
-        if (kind.kept || kind.capped)
-            weights_lanes(w, lane0,
-                          (weights_kind){true, kind.kept, kind.capped, kind.bare, kind.factor});
+        if (kind.kept || kind.capped || kind.odd)
+            weights_lanes(w, lane0, any);
         else if (kind.masked)
-            weights_lanes(w, lane0, (weights_kind){.masked = true, .factor = kind.factor});
+            weights_lanes(w, lane0, masked);
         else
-            weights_lanes(w, lane0, (weights_kind){.masked = false, .factor = kind.factor});
+            weights_lanes(w, lane0, plain);
     }
 }
 
@@ -88,8 +101,12 @@ bool backward_tile(backward_work *w, int64_t j0, ptrdiff_t n, tile_want want)
     rows_by_panels(w, (tile_a){w->m.v + j * t->ld_v, t->ld_v, 1}, t->dv, w->m.dout_panels,
                    w->m.dp);
     const bool capped = w->sc.softcap > 0 && want == WANT_KEPT_DX;
-    const weights_kind how = {kind == TILE_MASKED || w->dead_lanes, w->sc.dropout, capped,
-                              want == WANT_P_DS, kind == TILE_SCALED ? w->sc.factor : 1.0f};
+    const weights_kind how = {.masked = kind == TILE_MASKED || w->dead_lanes,
+                              .kept = w->sc.dropout,
+                              .capped = capped,
+                              .bare = want == WANT_P_DS,
+                              .odd = w->odd_v || w->odd_keys || w->odd_q || w->odd_dout,
+                              .factor = kind == TILE_SCALED ? w->sc.factor : 1.0f};
     for (int p = 0; p < w->rb.lanes; p += NR) {
         float *s = w->m.s + (ptrdiff_t)p * t->bn;
         if (kind >= TILE_SCORED) scores_apply(&w->sc, p, s, capped ? w->m.tanhs : NULL);
@@ -101,31 +118,23 @@ bool backward_tile(backward_work *w, int64_t j0, ptrdiff_t n, tile_want want)
 
 /* ---- dQ ---- */
 
-/* dQ^T += K^T dX^T over keys from .. to - 1 of the tile. */
-static void add_dq_run(const backward_work *w, float *dq, ptrdiff_t from, ptrdiff_t to)
+/* dQ^T += K^T dX^T */
+static void add_dq_tile(const backward_work *w, float *dq, const float *k)
 {
     const backward_plan *t = &w->job->t;
-    const float *k = w->m.k + (w->sc.j0 - w->chunk0 + from) * t->ld_k;
-    for (ptrdiff_t d0 = 0; d0 < t->d && from < to; d0 += TILE_DEPTH) {
+    for (ptrdiff_t d0 = 0; d0 < t->d; d0 += TILE_DEPTH) {
         const ptrdiff_t columns = t->d - d0 < TILE_DEPTH ? t->d - d0 : TILE_DEPTH;
         for (int p = 0; p < w->rb.lanes; p += NR)
-            tile_mul(columns, NR, to - from, (tile_a){k + d0, 1, t->ld_k},
-                     (tile_b){w->m.dx + from * t->ld_p + p, t->ld_p},
+            tile_mul(columns, NR, w->sc.n, (tile_a){k + d0, 1, t->ld_k},
+                     (tile_b){w->m.dx + p, t->ld_p},
                      (tile_c){dq + p * t->d + d0 * NR, NR, true});
     }
 }
 
-static vi allowed_lanes(const backward_work *w, int lane0, ptrdiff_t j)
-{
-    vi live;
-    memcpy(&live, w->live + lane0, sizeof live);
-    return live & scores_allowed(&w->sc, lane0, j);
-}
-
-static void add_dq_odd(const backward_work *w, float *dq, ptrdiff_t j)
+/* Add key j of the tile, whose row of K is k, to the rows that may see it. */
+static void add_dq_odd(const backward_work *w, float *dq, ptrdiff_t j, const float *k)
 {
     const backward_plan *t = &w->job->t;
-    const float *k = w->m.k + (w->sc.j0 - w->chunk0 + j) * t->ld_k;
     for (int lane0 = 0; lane0 < w->rb.lanes; lane0 += VL) {
         const vi allowed = allowed_lanes(w, lane0, j);
         const vf x = vload(w->m.dx + j * t->ld_p + lane0);
@@ -137,16 +146,20 @@ static void add_dq_odd(const backward_work *w, float *dq, ptrdiff_t j)
 
 void backward_add_dq(backward_work *w, float *dq)
 {
-    const ptrdiff_t first = w->sc.j0 - w->chunk0, n = w->sc.n;
-    ptrdiff_t from = 0;
+    const backward_plan *t = &w->job->t;
+    const ffpa_tensor *tensor = &w->job->c->f.k;
+    const ptrdiff_t first = w->sc.j0 - w->chunk0;
+    float *k = w->m.k + first * t->ld_k;
+    for (int i = 0; i < w->odd_keys; i++)
+        memset(w->m.k + w->odd_key[i] * t->ld_k, 0, (size_t)t->d * sizeof *k);
+    add_dq_tile(w, dq, k);
     for (int i = 0; i < w->odd_keys; i++) {
         const ptrdiff_t j = w->odd_key[i] - first;
-        if (j < 0 || j >= n) continue;
-        add_dq_run(w, dq, from, j);
-        add_dq_odd(w, dq, j);
-        from = j + 1;
+        float *row = k + j * t->ld_k;
+        row_load(row, sequence_key(&w->seq, tensor, w->at[1], w->sc.j0 + j), tensor->dtype,
+                 tensor->stride[3], t->d);
+        if (j >= 0 && j < w->sc.n) add_dq_odd(w, dq, j, row);
     }
-    add_dq_run(w, dq, from, n);
 }
 
 /* ---- dK, dV ---- */
