@@ -32,7 +32,8 @@ INLINE void tile_block(const int m, const enum walk walk, ptrdiff_t n, ptrdiff_t
     bool add = c->add;
     UNROLL for (int i = 0; i < m; i += 3) pa[i / 3] = a->p + i * row;
     for (int i = 0; add && i < m; i++) /* C is often far away; the loop below hides that */
-        for (int j = 0; j < NR; j += LINE) __builtin_prefetch(c->p + i * c->ld + j, 1);
+        for (int j = 0; j < NR; j += LINE)
+            __builtin_prefetch(c->p + i * c->ld + j, 1);
     do {
         const ptrdiff_t steps = depth < chain ? depth : chain;
         vf acc[MR][2];
