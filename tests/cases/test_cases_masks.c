@@ -36,14 +36,19 @@ static void lowest_finite_bias(const setting *s)
         double lowest;
     } bias[] = {{FFPA_F32, -(double)FLT_MAX}, {FFPA_F16, -65504.0}, {FFPA_BF16, -0x1.fep127}};
     for (size_t x = 0; x < COUNT(bias); x++) {
-        sample *t = sample_new(&(sample_spec){.dtype = s->dtype, .nk = 3, .d = s->d});
+        sample *t =
+            sample_new(&(sample_spec){.dtype = s->dtype, .nk = 3, .d = s->d, .backward = true});
         tensor_all(t->t[Q], 0);
         tensor_identity(t->t[V]);
+        tensor_all(t->t[DOUT], 1);
         tensor_all(sample_put(t, MASK, tensor_new(bias[x].dtype, 1, 1, 1, 3, NULL)),
                    bias[x].lowest);
         must_forward(t, s);
         expect_values(t, O, 3, (double[]){1 / 3., 1 / 3., 1 / 3.}, 0, s);
         expect_all(t, LSE, bias[x].lowest + log(3), 0, s);
+        must_backward(t, s); /* though LSE has no room for the ln 3 */
+        expect_all(t, DV, 1 / 3., 0, s);
+        expect_all(t, DQ, 0, 1, s);
         sample_free(t);
     }
 }
@@ -111,7 +116,8 @@ CASE(b05_products_beyond_f16, ON_ALL, 512, products_beyond_f16)
 
 static void huge_equal_scores(const setting *s)
 {
-    sample *t = sample_new(&(sample_spec){.dtype = s->dtype, .nk = 2, .d = s->d});
+    sample *t =
+        sample_new(&(sample_spec){.dtype = s->dtype, .nk = 2, .d = s->d, .backward = true});
     t->f.scale = .25f;
     tensor_values(t->t[Q], 1, (double[]){133120});
     tensor_values(t->t[K], 1, (double[]){133120, 133120});
@@ -119,6 +125,11 @@ static void huge_equal_scores(const setting *s)
     must_forward(t, s);
     expect_values(t, O, 1, (double[]){2}, 0, s);
     expect_all(t, LSE, 133120. * 133120. / 4, 0, s);
+    tensor_all(t->t[DOUT], 0);
+    tensor_put(t->t[DOUT], 0, 0, 0, 0, 1);
+    must_backward(t, s);
+    expect_column(t, DV, 0, .5, 0, s);
+    expect_values(t, DK, 1, (double[]){-.5 * .25 * 133120, .5 * .25 * 133120}, 0, s);
     sample_free(t);
 }
 CASE(b06_huge_equal_scores, ON_F32 | ON_BF16, 16, huge_equal_scores)
