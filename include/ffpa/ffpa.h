@@ -135,7 +135,8 @@ typedef void (*ffpa_log_fn)(void *user, ffpa_log_level level, const char *line);
 typedef struct ffpa_context_options {
     size_t struct_size;
     const char *backend; /* "auto" (default: by where the tensors are), "cuda", "cpu", "reference",
-                            "naive"; FFPA_BACKEND */
+                            "naive"; "cuda/FAMILY" = one family of GPU kernels alone, such as "cuda/sm80";
+                            FFPA_BACKEND */
     const char *cpu_isa; /* "auto" (default), "avx512", "avx2", "portable"; FFPA_CPU_ISA */
     int32_t policy;      /* ffpa_policy */
     int32_t threads;     /* CPU threads; 0 = one per processor this process may use; FFPA_THREADS */

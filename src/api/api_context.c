@@ -43,9 +43,19 @@ static ffpa_status read_threads(const ffpa_context_options *o, int *threads)
     return FFPA_OK;
 }
 
+/* "cuda/FAMILY" allows one family of GPU kernels alone. NULL when `name` is no such thing. */
+static const char *family_of(const char *name)
+{
+    return name && strncmp(name, "cuda/", 5) == 0 ? name + 5 : NULL;
+}
+
 static ffpa_status choose_backend(ffpa_context *ctx, const ffpa_context_options *o)
 {
     const char *name = option_or_env(o->backend, "FFPA_BACKEND");
+    const char *family = family_of(name);
+    CHECK(!family || cuda_family_exists(family), FFPA_E_INVALID,
+          "%s: backend=%.40s: this version has no such family of kernels", FN, name);
+    if (family) name = "cuda";
     for (int i = 0; i < BACKEND_COUNT; i++)
         ctx->list[i] = BACKENDS[i];
     if (!name || strcmp(name, "auto") == 0) return FFPA_OK;
@@ -144,7 +154,8 @@ static ffpa_status open_cuda(ffpa_context *ctx, const ffpa_context_options *o)
     cuda_settings s = {.libs = &dynlib_system,
                        .files = EMBEDDED_KERNELS,
                        .cache_dir = folder,
-                       .prefixes = prefixes};
+                       .prefixes = prefixes,
+                       .family = family_of(option_or_env(o->backend, "FFPA_BACKEND"))};
     TRY(read_cache_mode(o, &s.mode));
     find_cache_folder(o, folder);
     find_prefixes(prefixes, sizeof prefixes);

@@ -17,16 +17,16 @@ static bool cuda_supports(const ffpa_context *ctx, const problem *p, char *why,
     }
     /* What is wrong with the device is an error of its own, which planning reports. */
     if (cuda_device_get(ctx->cuda, p->device - 1, &device) != FFPA_OK) return true;
-    return family_for(p, device, why, why_bytes) != NULL;
+    return family_for(p, device, cuda_only_family(ctx->cuda), why, why_bytes) != NULL;
 }
 
 /* The family's choice and its kernels. */
-static ffpa_status choose(const problem *p, const cuda_device *device, cuda_plan *own,
-                          variant_list *list, ffpa_report *report)
+static ffpa_status choose(const problem *p, const cuda_device *device, const char *only,
+                          cuda_plan *own, variant_list *list, ffpa_report *report)
 {
     char why[300];
     own->device = device;
-    own->family = family_for(p, device, why, sizeof why);
+    own->family = family_for(p, device, only, why, sizeof why);
     CHECK(own->family, FFPA_E_UNSUPPORTED, "cuda: %s", why);
     TRY(own->family->choose(p, device, own->choice, list, report));
     for (int i = 0; i < list->count; i++)
@@ -66,7 +66,9 @@ static ffpa_status cuda_plan_make(ffpa_plan *plan)
     variant_list *list = mem_new(a, sizeof *list);
     ffpa_status status =
         own && list ? FFPA_OK : fail(FFPA_E_OUT_OF_MEMORY, "cuda: no memory for a plan");
-    if (status == FFPA_OK) status = choose(&plan->prob, device, own, list, &plan->report);
+    if (status == FFPA_OK)
+        status = choose(&plan->prob, device, cuda_only_family(plan->ctx->cuda), own, list,
+                        &plan->report);
     if (status == FFPA_OK) status = load(plan->ctx, own, list);
     mem_free(a, list);
     if (status == FFPA_OK)
@@ -107,7 +109,8 @@ ffpa_status cuda_prebuild(const ffpa_context *ctx, const problem *p, const char 
     ffpa_status status =
         own && list ? FFPA_OK
                     : fail(FFPA_E_OUT_OF_MEMORY, "ffpa_prebuild: no memory for a plan");
-    if (status == FFPA_OK) status = choose(p, &device, own, list, &report);
+    if (status == FFPA_OK)
+        status = choose(p, &device, cuda_only_family(ctx->cuda), own, list, &report);
     for (int i = 0; status == FFPA_OK && i < list->count; i++)
         status = jit_prebuild(ctx->cuda->jit, &list->v[i], folder);
     mem_free(a, list);

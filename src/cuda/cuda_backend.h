@@ -7,6 +7,9 @@
 
 extern const backend cuda_backend;
 
+/* Is there a family of kernels of this name ("sm80")? */
+bool cuda_family_exists(const char *name);
+
 /* Merge device tensors that merge_check has passed. */
 ffpa_status cuda_merge(const ffpa_context *ctx, const ffpa_merge_params *m);
 

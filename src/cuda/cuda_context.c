@@ -20,7 +20,8 @@ ffpa_status cuda_context_new(const ffpa_context *ctx, const cuda_settings *s,
           "ffpa_context_create: no memory for CUDA's state (%zu bytes)", sizeof *c);
     const bool fits = copy(c->cache_dir, sizeof c->cache_dir, s->cache_dir) &&
                       copy(c->nvrtc_path, sizeof c->nvrtc_path, s->nvrtc_path) &&
-                      copy(c->prefixes, sizeof c->prefixes, s->prefixes);
+                      copy(c->prefixes, sizeof c->prefixes, s->prefixes) &&
+                      copy(c->family, sizeof c->family, s->family);
     const jit_options options = {s->libs,
                                  s->files,
                                  s->cache_dir && *s->cache_dir ? c->cache_dir : NULL,
@@ -49,6 +50,8 @@ const char *cuda_cache_describe(const cuda_context *c)
     if (c->mode == JIT_OFF) return "off";
     return *c->cache_dir ? c->cache_dir : "none";
 }
+
+const char *cuda_only_family(const cuda_context *c) { return *c->family ? c->family : NULL; }
 
 /* Nothing can be done about failures here: after a fork or at exit the driver may be gone already. */
 static void release_device(cuda_context *c, cuda_device *d)

@@ -46,6 +46,7 @@ typedef struct cuda_settings {
     const char *cache_dir;      /* NULL = none */
     const char *nvrtc_path;     /* NULL = look around */
     const char *prefixes;       /* Python prefixes to look under */
+    const char *family;         /* the only kernels allowed, NULL = all */
     jit_mode mode;
 } cuda_settings;
 
@@ -58,6 +59,7 @@ struct cuda_context {
     jit *jit;
     const dynlib *libs;
     jit_mode mode;
+    char family[16]; /* the only one allowed, "" = all */
     char cache_dir[DISK_PATH], nvrtc_path[DISK_PATH], prefixes[4 * DISK_PATH];
 };
 
@@ -67,6 +69,9 @@ void cuda_context_free(cuda_context *c); /* NULL is fine */
 
 /* Where compiled kernels are kept: a folder, or "off" or "none" when they are not. */
 const char *cuda_cache_describe(const cuda_context *c);
+
+/* The kernel family that the caller asked for by name, or NULL. */
+const char *cuda_only_family(const cuda_context *c);
 
 /* Open the driver if it is not yet: E_NO_DEVICE says why it cannot be. */
 ffpa_status cuda_open_driver(cuda_context *c);

@@ -1,6 +1,7 @@
 /* families.c - the table, and asking it. */
 #include "cuda/families.h"
 
+#include "cuda/cuda_backend.h"
 #include "cuda/cuda_backward.h"
 #include "cuda/cuda_forward.h"
 
@@ -21,13 +22,20 @@ static void add_reason(char *why, size_t why_bytes, const char *name, const char
     snprintf(why + used, why_bytes - used, "%s%s: %s", used ? "; " : "", name, reason);
 }
 
-const family *family_for(const problem *p, const cuda_device *device, char *why,
-                         size_t why_bytes)
+bool cuda_family_exists(const char *name)
+{
+    for (const family *f = FAMILIES; f->name; f++)
+        if (strcmp(f->name, name) == 0) return true;
+    return false;
+}
+
+const family *family_for(const problem *p, const cuda_device *device, const char *only,
+                         char *why, size_t why_bytes)
 {
     if (why_bytes) why[0] = 0;
     for (const family *f = FAMILIES; f->name; f++) {
         char reason[160] = "";
-        if (f->op != (ffpa_op)p->ask.op) continue;
+        if (f->op != (ffpa_op)p->ask.op || (only && strcmp(f->name, only) != 0)) continue;
         if (device->cc < f->min_cc || device->cc > f->max_cc)
             snprintf(reason, sizeof reason, "not for compute capability %d.%d", device->cc / 10,
                      device->cc % 10);
@@ -36,6 +44,7 @@ const family *family_for(const problem *p, const cuda_device *device, char *why,
         add_reason(why, why_bytes, f->name, reason);
     }
     if (why_bytes && !*why)
-        snprintf(why, why_bytes, "no kernels for this operation in this version");
+        snprintf(why, why_bytes, "no kernels%s%s for this operation in this version",
+                 only ? " of " : "", only ? only : "");
     return NULL;
 }

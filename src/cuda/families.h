@@ -36,8 +36,9 @@ typedef struct family {
 
 extern const family FAMILIES[]; /* ends with a NULL name */
 
-/* The first family that takes the problem; NULL, with every refusal in `why`, when none does. */
-const family *family_for(const problem *p, const cuda_device *device, char *why,
-                         size_t why_bytes);
+/* The first family that takes the problem, among those called `only` (NULL = all); NULL, with every refusal
+ * in `why`, when none does. */
+const family *family_for(const problem *p, const cuda_device *device, const char *only,
+                         char *why, size_t why_bytes);
 
 #endif

@@ -38,7 +38,7 @@ static void print_plan(FILE *out, const char *arch, const char *text)
     assert_ok(problem_of_ask(&p, &ask, "test"));
     problem_move(&p, FFPA_CUDA(0));
     assert_ok(cuda_device_of_arch(arch, &device));
-    const family *f = family_for(&p, &device, why, sizeof why);
+    const family *f = family_for(&p, &device, NULL, why, sizeof why);
     assert_non_null(f);
     void *choice = calloc(1, f->choice_bytes);
     assert_ok(f->choose(&p, &device, choice, list, &report));
@@ -79,8 +79,26 @@ static void plans_are_the_golden_ones(void **state)
     free(text);
 }
 
+/* A family asked for by name is the only one looked at. */
+static void one_family_alone(void **state)
+{
+    (void)state;
+    ffpa_problem ask;
+    problem p;
+    cuda_device device;
+    char why[300];
+    assert_ok(ffpa_problem_parse("fwd,bf16,b1h32,q8192k8192,d512", &ask));
+    assert_ok(problem_of_ask(&p, &ask, "test"));
+    problem_move(&p, FFPA_CUDA(0));
+    assert_ok(cuda_device_of_arch("sm_90a", &device));
+    assert_string_equal(family_for(&p, &device, "sm80", why, sizeof why)->name, "sm80");
+    assert_null(family_for(&p, &device, "sm00", why, sizeof why));
+    assert_non_null(strstr(why, "no kernels of sm00"));
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(plans_are_the_golden_ones)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(plans_are_the_golden_ones),
+                                       cmocka_unit_test(one_family_alone)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -370,6 +370,9 @@ static void context_options_are_checked(void **state)
     } cases[] = {
         {{.struct_size = 3}, FFPA_E_INVALID, "struct_size=3"},
         {{.struct_size = sizeof cases[0].options, .backend = "gpu"}, FFPA_E_INVALID, "backend"},
+        {{.struct_size = sizeof cases[0].options, .backend = "cuda/sm00"},
+         FFPA_E_INVALID,
+         "family"},
         {{.struct_size = sizeof cases[0].options, .cpu_isa = "mmx"}, FFPA_E_INVALID, "cpu_isa"},
         {{.struct_size = sizeof cases[0].options, .policy = 2}, FFPA_E_INVALID, "policy=2"},
         {{.struct_size = sizeof cases[0].options, .threads = -1}, FFPA_E_INVALID, "threads=-1"},
