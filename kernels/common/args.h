@@ -58,6 +58,17 @@ typedef struct k_dropout {
     int reserved;
 } k_dropout;
 
+/* A tensor map (CUtensorMap) as the driver encodes it, for the copy engine. Kernels take its address within
+ * their parameter. */
+#ifdef __cplusplus
+#    define FFPA_ALIGN64 alignas(64)
+#else
+#    define FFPA_ALIGN64 _Alignas(64)
+#endif
+typedef struct k_map {
+    FFPA_ALIGN64 unsigned char opaque[128];
+} k_map;
+
 /* sm80/fwd_sm80.cuh */
 typedef struct fwd_args {
     k_tensor q, k, v, o, lse; /* lse.data NULL = not wanted; with FFPA_SPLIT o and lse are not used */
@@ -173,6 +184,7 @@ FFPA_ARGS_SIZE(k_sequences, 104);
 FFPA_ARGS_SIZE(k_scores, 104);
 FFPA_ARGS_SIZE(k_dropout, 48);
 FFPA_ARGS_SIZE(k_chunk, 24);
+FFPA_ARGS_SIZE(k_map, 128);
 FFPA_ARGS_SIZE(fwd_args, 496);
 FFPA_ARGS_SIZE(combine_args, 216);
 FFPA_ARGS_SIZE(merge_args, 256);

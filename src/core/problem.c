@@ -129,6 +129,34 @@ static bool rows_aligned(const ffpa_tensor *t)
     return aligned;
 }
 
+/* Are its rows aligned, and does every longer axis lead forwards, by less than 2^40 bytes? */
+static bool boxed(const ffpa_tensor *t)
+{
+    const int64_t most = ((int64_t)1 << 40) / (int64_t)dtype_bytes(t->dtype);
+    bool fits = rows_aligned(t);
+    for (int i = 0; i < 3; i++)
+        fits = fits && (t->shape[i] <= 1 || (t->stride[i] > 0 && t->stride[i] < most));
+    return fits;
+}
+
+/* ALIGNED_* and BOXED_* of device tensors. */
+static uint32_t where_rows_are(const call *c)
+{
+    const ffpa_forward_params *f = &c->f;
+    const ffpa_backward_params *g = &c->g;
+    uint32_t bits = (rows_aligned(&f->q) ? ALIGNED_Q : 0u) |
+                    (rows_aligned(&f->k) ? ALIGNED_K : 0u) |
+                    (rows_aligned(&f->v) ? ALIGNED_V : 0u) | (boxed(&f->q) ? BOXED_Q : 0u) |
+                    (boxed(&f->k) ? BOXED_K : 0u) | (boxed(&f->v) ? BOXED_V : 0u) |
+                    (boxed(&f->o) ? BOXED_O : 0u);
+    if (c->op != FFPA_BACKWARD) return bits;
+    bits |= (rows_aligned(&g->dout) ? ALIGNED_DOUT : 0u) | (boxed(&g->dout) ? BOXED_DOUT : 0u);
+    if (tensor_given(&g->dq) && boxed(&g->dq)) bits |= BOXED_DQ;
+    if (tensor_given(&g->dk) && boxed(&g->dk)) bits |= BOXED_DK;
+    if (tensor_given(&g->dv) && boxed(&g->dv)) bits |= BOXED_DV;
+    return bits;
+}
+
 static int32_t dtype_if_given(const ffpa_tensor *t) { return tensor_given(t) ? t->dtype : 0; }
 
 static void fill_gradients(problem *p, const ffpa_backward_params *g)
@@ -160,11 +188,7 @@ ffpa_status problem_of_call(problem *p, const call *c, const char *fn)
     p->outputs = tensor_given(&c->f.lse) ? OUT_LSE : 0u;
     p->workspace_limit_bytes = c->f.workspace_limit_bytes;
     if (c->op == FFPA_BACKWARD) fill_gradients(p, &c->g);
-    if (p->device != FFPA_HOST)
-        p->aligned = (rows_aligned(&c->f.q) ? ALIGNED_Q : 0u) |
-                     (rows_aligned(&c->f.k) ? ALIGNED_K : 0u) |
-                     (rows_aligned(&c->f.v) ? ALIGNED_V : 0u) |
-                     (c->op == FFPA_BACKWARD && rows_aligned(&c->g.dout) ? ALIGNED_DOUT : 0u);
+    if (p->device != FFPA_HOST) p->aligned = where_rows_are(c);
     if (p->workspace_limit_bytes == 0) p->workspace_limit_bytes = (uint64_t)1 << 30;
     TRY(ask_check(&p->ask, fn));
     return check_amount(p, fn);
@@ -203,10 +227,13 @@ void problem_move(problem *p, int32_t device)
     const ffpa_problem *a = &p->ask;
     const int64_t bytes = (int64_t)dtype_bytes(a->dtype);
     p->device = device;
-    p->aligned = (a->d * bytes % 16 == 0 ? (uint32_t)(ALIGNED_Q | ALIGNED_K) : 0u) |
-                 (a->dv * bytes % 16 == 0 ? (uint32_t)ALIGNED_V : 0u);
-    if (a->op != FFPA_BACKWARD) return;
-    if (p->aligned & ALIGNED_V) p->aligned |= ALIGNED_DOUT;
+    const bool backward = a->op == FFPA_BACKWARD;
+    p->aligned = 0;
+    if (a->d * bytes % 16 == 0) p->aligned |= ALIGNED_Q | ALIGNED_K | BOXED_Q | BOXED_K;
+    if (a->dv * bytes % 16 == 0) p->aligned |= ALIGNED_V | BOXED_V | BOXED_O;
+    if (!backward) return;
+    if (p->aligned & ALIGNED_Q) p->aligned |= BOXED_DQ | BOXED_DK;
+    if (p->aligned & ALIGNED_V) p->aligned |= ALIGNED_DOUT | BOXED_DOUT | BOXED_DV;
     p->dout_dtype = p->dq_dtype = p->dk_dtype = p->dv_dtype = a->dtype;
     p->dmask_dtype = p->outputs & OUT_DMASK ? a->mask_dtype : 0;
 }

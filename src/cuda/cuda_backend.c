@@ -48,6 +48,12 @@ static cuda_plan *new_plan(const allocator *a)
     return own;
 }
 
+static void free_plan(const allocator *a, cuda_plan *own)
+{
+    if (own) map_cache_free(own->maps);
+    mem_free(a, own);
+}
+
 static ffpa_status load(const ffpa_context *ctx, cuda_plan *own, const variant_list *list)
 {
     const variant *variants[MAX_VARIANTS];
@@ -70,11 +76,15 @@ static ffpa_status cuda_plan_make(ffpa_plan *plan)
         status = choose(&plan->prob, device, cuda_only_family(plan->ctx->cuda), own, list,
                         &plan->report);
     if (status == FFPA_OK) status = load(plan->ctx, own, list);
+    if (status == FFPA_OK && own->family->maps) {
+        own->maps = map_cache_new(a);
+        if (!own->maps) status = fail(FFPA_E_OUT_OF_MEMORY, "cuda: no memory for tensor maps");
+    }
     mem_free(a, list);
     if (status == FFPA_OK)
         plan->impl = own;
     else
-        mem_free(a, own);
+        free_plan(a, own);
     return status;
 }
 
@@ -85,7 +95,7 @@ static ffpa_status cuda_run(const ffpa_plan *plan, const call *c, void *workspac
     return cuda_leave(own->device, own->family->run(plan, own, c, workspace));
 }
 
-static void cuda_unplan(ffpa_plan *plan) { mem_free(&plan->ctx->alloc, plan->impl); }
+static void cuda_unplan(ffpa_plan *plan) { free_plan(&plan->ctx->alloc, plan->impl); }
 
 const backend cuda_backend = {.name = "cuda",
                               .on_device = true,

@@ -156,7 +156,7 @@ static int add_pds(variant_list *list, const problem *p, const cuda_device *devi
     config_set_always(v, "D", a->d);
     config_set_always(v, "DV", a->dv);
     config_set(v, "STAGES", stages);
-    config_set(v, "ALIGNED", p->aligned == ALL && p->dout_dtype == a->dtype);
+    config_set(v, "ALIGNED", (p->aligned & ALL) == ALL && p->dout_dtype == a->dtype);
     config_set(v, "RANGE", macro_range(p));
     config_set(v, "MASK", a->mask_dtype);
     config_set(v, "SOFTCAP", a->softcap > 0);

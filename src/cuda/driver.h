@@ -6,6 +6,8 @@
 #include "base/dynlib.h"
 #include "base/status.h"
 
+#include <stdint.h>
+
 typedef int cu_result; /* 0 = success */
 typedef int cu_device;
 typedef struct cu_context_object *cu_context;
@@ -52,7 +54,11 @@ typedef struct cu_launch_config {
     X(cuFuncGetAttribute, 2020, (int *value, int attribute, cu_function function))             \
     X(cuFuncSetAttribute, 9000, (cu_function function, int attribute, int value))              \
     X(cuLaunchKernelEx, 11060,                                                                 \
-      (const cu_launch_config *config, cu_function function, void **args, void **extra))
+      (const cu_launch_config *config, cu_function function, void **args, void **extra))       \
+    X(cuTensorMapEncodeTiled, 12000,                                                           \
+      (void *map, int type, uint32_t rank, void *address, const uint64_t *extents,             \
+       const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,    \
+       int swizzle, int promotion, int fill))
 
 /* Functions that an old driver may lack. */
 #define DRIVER_OPTIONAL(X) X(cuFuncLoad, 12040, (cu_function function))

@@ -10,10 +10,10 @@
 
 const family FAMILIES[] = {
     {"sm80", FFPA_FORWARD, 80, 999, forward_supports, sizeof(forward_choice), forward_choose,
-     forward_run},
+     forward_run, false},
     {"sm80", FFPA_BACKWARD, 80, 999, backward_supports, sizeof(backward_choice),
-     backward_choose, backward_run},
-    {NULL, FFPA_FORWARD, 0, 0, NULL, 0, NULL, NULL},
+     backward_choose, backward_run, false},
+    {NULL, FFPA_FORWARD, 0, 0, NULL, 0, NULL, NULL, false},
 };
 
 static void add_reason(char *why, size_t why_bytes, const char *name, const char *reason)

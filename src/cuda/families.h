@@ -6,6 +6,7 @@
 #include "core/plan.h"
 #include "cuda/config.h"
 #include "cuda/cuda_context.h"
+#include "cuda/tensor_map.h"
 
 /* A planned problem on a device. What it points at is the operation's own. */
 typedef struct cuda_plan {
@@ -13,6 +14,7 @@ typedef struct cuda_plan {
     const struct family *family;
     void *choice;                   /* tiles, grids, workspace layout */
     const cuda_kernel *kernels[12]; /* in the order of the choice's variants */
+    map_cache *maps;                /* for families that take tensor maps, else NULL */
 } cuda_plan;
 
 typedef struct family {
@@ -32,6 +34,8 @@ typedef struct family {
     /* Enqueue. The device's context is current. */
     ffpa_status (*run)(const ffpa_plan *plan, const cuda_plan *own, const call *c,
                        char *workspace);
+
+    bool maps; /* do its runs take tensor maps? */
 } family;
 
 extern const family FAMILIES[]; /* ends with a NULL name */

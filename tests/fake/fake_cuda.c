@@ -234,6 +234,34 @@ static cu_result fake_cuLaunchKernelEx(const cu_launch_config *config, cu_functi
     return 0;
 }
 
+/* What the real one insists on, with 128-byte swizzle; a map holds its address and its box. */
+static cu_result fake_cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address,
+                                             const uint64_t *extents, const uint64_t *strides,
+                                             const uint32_t *box, const uint32_t *steps,
+                                             int interleave, int swizzle, int promotion,
+                                             int fill)
+{
+    FAIL_IF_ASKED;
+    const uint32_t size = type == 7 ? 4 : 2;
+    bool sound = (type == 6 || type == 7 || type == 9) && rank >= 3 && rank <= 5 &&
+                 (uintptr_t)map % 64 == 0 && (uintptr_t)address % 16 == 0 && address &&
+                 box[0] * size <= 128 && interleave == 0 && swizzle == 3 && promotion == 3 &&
+                 fill == 0;
+    for (uint32_t i = 0; i < rank && sound; i++) {
+        sound = extents[i] > 0 && extents[i] <= (uint64_t)1 << 32 && box[i] > 0 &&
+                box[i] <= 256 && steps[i] == 1;
+        if (i > 0)
+            sound = sound && strides[i - 1] > 0 && strides[i - 1] % 16 == 0 &&
+                    strides[i - 1] < (uint64_t)1 << 40;
+    }
+    if (!sound) return 1;
+    memset(map, 0, 128);
+    memcpy(map, &address, sizeof address);
+    memcpy((char *)map + 8, box, rank * sizeof *box);
+    count(&FAKE.maps, 1);
+    return 0;
+}
+
 /* ---- compiler ------------------------------------------------------------------------------------- */
 
 struct nvrtc_program_object {

@@ -7,7 +7,7 @@
 #include "core/context.h"
 #include "cuda/cuda_context.h"
 
-enum { FAKE_LAUNCHES = 512, FAKE_ARGS = 640 };
+enum { FAKE_LAUNCHES = 512, FAKE_ARGS = 1536 };
 
 typedef struct fake_launch {
     char kernel[112]; /* the variant's name, which travels inside the fake code */
@@ -27,7 +27,7 @@ typedef struct fake_state {
     int fail_at;
     char failed[40]; /* its name */
     /* counted */
-    int calls, compiles, loads;
+    int calls, compiles, loads, maps;
     int libraries, modules, retained, programs; /* alive now */
     int depth; /* contexts pushed by this thread and not popped */
     int launch_count;
