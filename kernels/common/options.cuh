@@ -51,3 +51,6 @@
 #ifndef FFPA_KEYS
 #    define FFPA_KEYS 0
 #endif
+#ifndef FFPA_WATCHDOG
+#    define FFPA_WATCHDOG 0
+#endif

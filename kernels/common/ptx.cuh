@@ -11,6 +11,12 @@ FFPA_DEVICE i64 opaque(i64 x)
     return x;
 }
 
+FFPA_DEVICE u32 opaque(u32 x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 // Copy 16 bytes to shared memory; past `bytes` (0..16) zeros are written.   [cp.async.cg]
 FFPA_DEVICE void cp_async16(u32 dst, const void *src, int bytes)
 {
