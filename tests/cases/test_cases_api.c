@@ -1,4 +1,5 @@
 /* test_cases_api.c - refusals and answers of the interface itself: cases B59, B60, B62, B68 to B70. */
+#include "support/judge_device.h"
 #include "support/judge_rule.h"
 
 #include <math.h>
@@ -56,6 +57,13 @@ static void workspaces(int64_t n, const setting *s, size_t *forward, size_t *bac
     }
     t->f.causal = FFPA_BOTTOM_RIGHT;
     sample_wire(t);
+    if (judge_on_device(
+            s->path->ctx)) { /* nothing is read: saying where it would be is enough */
+        ffpa_tensor *views[] = {&t->f.q,    &t->f.k,  &t->f.v,  &t->f.o, &t->f.lse,
+                                &t->g.dout, &t->g.dq, &t->g.dk, &t->g.dv};
+        for (size_t i = 0; i < COUNT(views); i++)
+            views[i]->device = FFPA_CUDA(0);
+    }
     assert_ok(ffpa_forward_workspace(s->path->ctx, &t->f, forward));
     assert_ok(ffpa_backward_workspace(s->path->ctx, &t->g, backward));
     sample_free(t);

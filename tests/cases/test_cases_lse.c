@@ -1,4 +1,5 @@
 /* test_cases_lse.c - LSE, merging, splitting, sinks: cases B41 to B47. */
+#include "support/judge_device.h"
 #include "support/judge_rule.h"
 
 #include <math.h>
@@ -24,7 +25,7 @@ static void expect_merge(const setting *s, part a, part b, part want)
         tensor *o = in_place ? t[2 * in_place - 2] : t[4],
                *lse = in_place ? t[2 * in_place - 1] : t[5];
         p.o = o->view, p.lse = lse->view;
-        assert_ok(ffpa_merge(s->path->ctx, &p));
+        assert_ok(judge_merge(s->path->ctx, &p));
         sample as_sample = {.spec = {.dtype = s->dtype}, .t = {[O] = o, [LSE] = lse}};
         expect_all(&as_sample, O, want.o, 0, s);
         expect_all(&as_sample, LSE, want.lse, 0, s);
@@ -76,7 +77,7 @@ static void run_part(sample *whole, const int64_t keys[2], tensor *o, tensor *ls
     p.k.data = (char *)p.k.data + keys[0] * p.k.stride[2] * (int64_t)tensor_element(s->dtype);
     p.v.data = (char *)p.v.data + keys[0] * p.v.stride[2] * (int64_t)tensor_element(s->dtype);
     p.o = o->view, p.lse = lse->view;
-    assert_ok(ffpa_forward(s->path->ctx, &p));
+    assert_ok(judge_forward(s->path->ctx, &p));
 }
 
 /* More parts than keys: the empty ones merge without a trace. */
@@ -107,7 +108,7 @@ static void more_splits_than_keys(const setting *s)
                 ffpa_merge_params p = ffpa_merge_params_init();
                 p.o_a = p.o = sum->t[O]->view, p.lse_a = p.lse = sum->t[LSE]->view;
                 p.o_b = o->view, p.lse_b = lse->view;
-                assert_ok(ffpa_merge(s->path->ctx, &p));
+                assert_ok(judge_merge(s->path->ctx, &p));
             }
             expect_close(sum, t, O, units, s);
             expect_close(sum, t, LSE, 16, s);

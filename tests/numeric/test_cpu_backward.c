@@ -199,7 +199,7 @@ static void keys_in_parts(const setting *s)
             for (int64_t d = 0; d < s->d; d++)
                 tensor_put(t->t[O], 0, 0, i, d, tensor_at(all->t[O], 0, 0, i, d));
         }
-        assert_ok(ffpa_backward(s->path->ctx, &t->g));
+        assert_ok(judge_backward(s->path->ctx, &t->g));
         for (size_t x = 2; x < COUNT(sides); x++)
             for (int64_t j = first; j < first + n; j++)
                 for (int64_t d = 0; d < s->d; d++)

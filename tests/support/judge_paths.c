@@ -10,6 +10,7 @@ static judge_path paths[] = {
     {"cpu/avx2", "cpu", "avx2", NULL, false},
     {"cpu/avx512", "cpu", "avx512", NULL, false},
     {"cpu/avx512_bf16", "cpu", "avx512_bf16", NULL, false},
+    {"cuda", "cuda", NULL, NULL, false},
     {NULL, NULL, NULL, NULL, false},
 };
 enum { PATHS = sizeof paths / sizeof *paths - 1 };
@@ -43,6 +44,18 @@ static void destroy_all(void)
     ffpa_context_destroy(naive);
 }
 
+/* The GPU runs where it is asked for: FFPA_TEST_PATH=cuda, or cuda/FAMILY for one family of kernels. */
+static bool wanted(judge_path *p, const char *only)
+{
+    if (strcmp(p->name, "cuda") == 0) {
+        if (!only || strncmp(only, "cuda", 4) != 0) return false;
+        p->backend = only;
+        return true;
+    }
+    if (only) return strstr(p->name, only) != NULL;
+    return !judge_quick() || !strstr(p->name, "portable");
+}
+
 static void create_all(void)
 {
     const char *only = getenv("FFPA_TEST_PATH");
@@ -52,8 +65,7 @@ static void create_all(void)
     atexit(destroy_all);
     for (int i = 0; i < PATHS; i++) {
         judge_path *p = &paths[i];
-        if (only ? !strstr(p->name, only) : judge_quick() && strstr(p->name, "portable"))
-            continue;
+        if (!wanted(p, only)) continue;
         const ffpa_status status = create(p->backend, p->isa, 2, &p->ctx);
         /* Only an instruction set that this processor lacks may be passed over. */
         if (status == FFPA_E_UNSUPPORTED && p->isa && strncmp(p->isa, "avx", 3) == 0) continue;

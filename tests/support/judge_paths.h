@@ -16,7 +16,8 @@ typedef struct judge_path {
 
 /* Every path this machine can run, two threads each; ends with a row whose ctx is NULL. A path that
  * cannot be created for another reason than a missing instruction set fails the running test.
- * FFPA_TEST_PATH in the environment keeps only the paths whose name contains it. */
+ * FFPA_TEST_PATH in the environment keeps only the paths whose name contains it; "cuda" or "cuda/FAMILY" is the
+ * GPU, which runs only when asked for. */
 const judge_path *judge_paths(void);
 
 /* The yardsticks. */

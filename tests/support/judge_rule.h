@@ -43,6 +43,10 @@ void for_each_setting(unsigned dtypes, int64_t d, void (*body)(const setting *s)
 void must_forward(sample *t, const setting *s);
 void must_backward(sample *t, const setting *s);
 
+/* The call has a wrong number inside one of its index arrays: E_INVALID with `words`. A GPU, whose arrays nobody
+ * reads on the host, clamps it instead, and still writes nothing but the outputs. */
+void expect_bad_contents(sample *t, const setting *s, const char *words);
+
 /* The first `columns` columns of every row are `expected` (logical order), the other columns 0, each to
  * one unit in the last place of the dtype, or `slack` units of 1. -INFINITY and NaN match themselves. */
 void expect_values(const sample *t, role r, int64_t columns, const double *expected,

@@ -1,6 +1,7 @@
 /* judge_sample.c - building and running one call. */
 #include "support/judge_sample.h"
 
+#include "support/judge_device.h"
 #include "support/unit.h"
 
 #include <stdio.h>
@@ -174,7 +175,7 @@ static ffpa_status run(sample *t, ffpa_context *ctx, role first, role last)
             before[r] = tensor_digest(t->t[r]);
     }
     const ffpa_status status =
-        first == O ? ffpa_forward(ctx, &t->f) : ffpa_backward(ctx, &t->g);
+        first == O ? judge_forward(ctx, &t->f) : judge_backward(ctx, &t->g);
     for (int r = 0; r < ROLES; r++) {
         const bool output = r >= (int)first && r <= (int)last;
         const bool appended = status == FFPA_OK && t->t[K_NEW] && (r == K || r == V);
