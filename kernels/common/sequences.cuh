@@ -22,12 +22,12 @@ FFPA_DEVICE Sequence sequence_at(const k_sequences &q, int s)
 {
     Sequence r = {s, q.nq, q.nk, s, 0, s, 0};
     if (FFPA_VARLEN && q.cu_q) {
-        const i64 from = index_at(q.cu_q, q.index64, s);
+        const i64 from = clamp_int(index_at(q.cu_q, q.index64, s), 0, q.nq);
         r.q_batch = 0, r.q_row = from;
         r.nq = clamp_int(index_at(q.cu_q, q.index64, s + 1) - from, 0, q.nq - from);
     }
     if (FFPA_VARLEN && q.cu_k) {
-        const i64 from = index_at(q.cu_k, q.index64, s);
+        const i64 from = clamp_int(index_at(q.cu_k, q.index64, s), 0, q.nk);
         r.k_batch = 0, r.k_row = from;
         r.nk = clamp_int(index_at(q.cu_k, q.index64, s + 1) - from, 0, q.nk - from);
     }
@@ -58,6 +58,13 @@ FFPA_DEVICE int line_owner(const void *cu, const k_sequences &q, int line, int n
             high = mid - 1;
     }
     return low;
+}
+
+// First row of a line within its sequence; past every row where no sequence owns it (before cu[0]).
+FFPA_DEVICE int line_row(const void *cu, const k_sequences &q, int s, int line, int n, int rows, int tile)
+{
+    const int first = line_first(cu, q, s, n, rows, tile);
+    return FFPA_VARLEN && line < first ? 0x7fffffff : (line - first) * tile;
 }
 
 // Rows of k or v of one sequence and head.

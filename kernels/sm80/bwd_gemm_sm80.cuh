@@ -37,7 +37,7 @@ FFPA_DEVICE bool work_keys_of(const gemm_args &a, Work &w, int x)
     const int heads = (c.nh + a.group - 1) / a.group, line = FFPA_RANGE ? x / heads : x % a.key_tiles;
     const int s = line_owner(a.seq.cu_k, a.seq, line, a.seq.nk, 1, TILE);
     w.seq = sequence_at(a.seq, s);
-    w.row = (line - line_first(a.seq.cu_k, a.seq, s, a.seq.nk, 1, TILE)) * TILE;
+    w.row = line_row(a.seq.cu_k, a.seq, s, line, a.seq.nk, 1, TILE);
     if (w.row >= w.seq.nk) return false;
     w.hk = c.h0 / a.group + (FFPA_RANGE ? x % heads : x / a.key_tiles);
     w.head = w.hk * a.group > c.h0 ? w.hk * a.group : c.h0;
@@ -56,7 +56,7 @@ FFPA_DEVICE bool work_queries_of(const gemm_args &a, Work &w, int x)
     const int s = line_owner(a.seq.cu_q, a.seq, line, a.seq.nq, 1, TILE);
     w.seq = sequence_at(a.seq, s);
     w.line0 = line_first(a.seq.cu_q, a.seq, s, a.seq.nq, 1, TILE);
-    w.row = (line - w.line0) * TILE;
+    w.row = line_row(a.seq.cu_q, a.seq, s, line, a.seq.nq, 1, TILE);
     if (w.row >= w.seq.nq) return false;
     w.head = c.h0 + (FFPA_RANGE ? x % c.nh : x / c.nt), w.head_end = w.head + 1;
     w.hk = w.head / a.group;

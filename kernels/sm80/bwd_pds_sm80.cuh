@@ -45,7 +45,7 @@ FFPA_DEVICE bool work_of(const pds_args &a, Work &w)
     const int s = line_owner(a.seq.cu_q, a.seq, line, a.seq.nq, 1, TILE);
     w.seq = sequence_at(a.seq, s);
     w.h = c.h0 + x / c.nt;
-    w.row = (line - line_first(a.seq.cu_q, a.seq, s, a.seq.nq, 1, TILE)) * TILE;
+    w.row = line_row(a.seq.cu_q, a.seq, s, line, a.seq.nq, 1, TILE);
     w.key = kt * TILE;
     w.out = ((i64)((w.h - c.h0) * c.nt + (line - c.t0)) * TILE) * c.ld + w.key;
     if (w.row >= w.seq.nq || w.key >= w.seq.nk) return false;

@@ -97,7 +97,7 @@ FFPA_DEVICE bool work_of(const fwd_args &a, Work &w)
     const int s = line_owner(a.seq.cu_q, a.seq, line, a.seq.nq, group, BM);
     w.seq = sequence_at(a.seq, s);
     w.rows = w.seq.nq * group;
-    w.row = (line - line_first(a.seq.cu_q, a.seq, s, a.seq.nq, group, BM)) * BM;
+    w.row = line_row(a.seq.cu_q, a.seq, s, line, a.seq.nq, group, BM);
     if (w.row >= w.rows) return false;
     if (FFPA_RANGE) w.row = (w.rows - 1) / BM * BM - w.row; // the longest first
     work_keys(a, w);
