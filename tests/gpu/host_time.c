@@ -1,0 +1,169 @@
+/* host_time.c - host microseconds of warm calls on the real driver, and what they consist of. Small problems, so
+ * that the GPU keeps up; median of batches, each followed by a wait that is not counted.
+ *
+ * usage: host_time    (a GPU, NVRTC; prints one line a measurement) */
+#include "base/dynlib.h"
+#include "ffpa/ffpa.h"
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { BATCHES = 41, CALLS = 50, BYTES = 64 << 20, WORK = 256 << 20 };
+
+static struct {
+    int (*cuInit)(unsigned);
+    int (*cuDevicePrimaryCtxRetain)(void **, int);
+    int (*cuCtxSetCurrent)(void *);
+    int (*cuCtxPushCurrent_v2)(void *);
+    int (*cuCtxPopCurrent_v2)(void **);
+    int (*cuCtxSynchronize)(void);
+    int (*cuMemAlloc_v2)(unsigned long long *, size_t);
+    int (*cuMemsetD8_v2)(unsigned long long, unsigned char, size_t);
+} cu;
+static void *primary;
+
+static void stop(const char *what)
+{
+    fprintf(stderr, "host_time: %s: %s\n", what, ffpa_last_error());
+    exit(1);
+}
+
+static void open_driver(void)
+{
+    char why[200] = "";
+    void *library = dynlib_system.open("libcuda.so.1", false, why, sizeof why);
+    if (!library) stop(why);
+#define FIND(name) dynlib_store(&cu.name, dynlib_system.symbol(library, #name))
+    FIND(cuInit), FIND(cuDevicePrimaryCtxRetain), FIND(cuCtxSetCurrent), FIND(cuCtxSynchronize);
+    FIND(cuCtxPushCurrent_v2), FIND(cuCtxPopCurrent_v2), FIND(cuMemAlloc_v2),
+        FIND(cuMemsetD8_v2);
+#undef FIND
+    if (cu.cuInit(0) || cu.cuDevicePrimaryCtxRetain(&primary, 0) || cu.cuCtxSetCurrent(primary))
+        stop("no context");
+}
+
+static void *device_memory(size_t bytes)
+{
+    unsigned long long at;
+    if (cu.cuMemAlloc_v2(&at, bytes) || cu.cuMemsetD8_v2(at, 0, bytes)) stop("no memory");
+    return (void *)(uintptr_t)at; // NOLINT: device memory
+}
+
+static double now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
+}
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void measure(const char *name, void (*once)(void *), void *what)
+{
+    double times[BATCHES];
+    for (int i = 0; i < BATCHES; i++) {
+        cu.cuCtxSynchronize();
+        const double start = now_us();
+        for (int n = 0; n < CALLS; n++)
+            once(what);
+        times[i] = (now_us() - start) / CALLS;
+    }
+    qsort(times, BATCHES, sizeof *times, ascending);
+    printf("%-44s %6.2f us (fastest batch %.2f)\n", name, times[BATCHES / 2], times[0]);
+}
+
+/* ---- what is measured -------------------------------------------------------------------------------- */
+
+typedef struct subject {
+    ffpa_context *ctx;
+    ffpa_forward_params f;
+    ffpa_backward_params g;
+    ffpa_plan *plan;
+} subject;
+
+static void forward(void *s)
+{
+    if (ffpa_forward(((subject *)s)->ctx, &((subject *)s)->f)) stop("forward");
+}
+
+static void planned(void *s)
+{
+    if (ffpa_plan_run_forward(((subject *)s)->plan, &((subject *)s)->f))
+        stop("planned forward");
+}
+
+static void backward(void *s)
+{
+    if (ffpa_backward(((subject *)s)->ctx, &((subject *)s)->g)) stop("backward");
+}
+
+static void query(void *s)
+{
+    size_t bytes;
+    if (ffpa_forward_workspace(((subject *)s)->ctx, &((subject *)s)->f, &bytes))
+        stop("workspace");
+}
+
+static void enter_leave(void *s)
+{
+    void *popped;
+    (void)s;
+    cu.cuCtxPushCurrent_v2(primary);
+    cu.cuCtxPopCurrent_v2(&popped);
+}
+
+static ffpa_tensor tensor(ffpa_dtype dtype, const int64_t shape[4])
+{
+    ffpa_tensor t =
+        ffpa_tensor_4d(device_memory(BYTES), dtype, shape[0], shape[1], shape[2], shape[3]);
+    t.device = FFPA_CUDA(0);
+    return t;
+}
+
+static void make(subject *s, int64_t heads, int64_t kv_heads, int64_t nq, int64_t nk, int64_t d)
+{
+    const int64_t q[] = {1, heads, nq, d}, k[] = {1, kv_heads, nk, d},
+                  rows[] = {1, heads, nq, 1};
+    s->f = ffpa_forward_params_init();
+    s->f.q = tensor(FFPA_BF16, q), s->f.o = tensor(FFPA_BF16, q),
+    s->f.lse = tensor(FFPA_F32, rows);
+    s->f.k = tensor(FFPA_BF16, k), s->f.v = tensor(FFPA_BF16, k);
+    s->f.workspace = device_memory(WORK);
+    s->f.workspace_bytes = WORK;
+    s->g = ffpa_backward_params_init();
+    s->g.forward = &s->f;
+    s->g.dout = tensor(FFPA_BF16, q), s->g.dq = tensor(FFPA_BF16, q);
+    s->g.dk = tensor(FFPA_BF16, k), s->g.dv = tensor(FFPA_BF16, k);
+    s->g.workspace = s->f.workspace;
+    s->g.workspace_bytes = s->g.workspace_limit_bytes = WORK;
+}
+
+int main(void)
+{
+    ffpa_context_options options = {.struct_size = sizeof options, .backend = "cuda"};
+    static subject small, decode;
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    open_driver();
+    if (ffpa_context_create(&options, &small.ctx)) stop("context");
+    decode.ctx = small.ctx;
+    make(&small, 1, 1, 64, 64, 64);
+    make(&decode, 8, 1, 1, 8192, 512);
+    forward(&small), backward(&small), forward(&decode);
+    if (ffpa_plan_forward(small.ctx, &small.f, &small.plan)) stop("plan");
+    measure("push and pop of the driver's context", enter_leave, NULL);
+    measure("workspace query: reading and the plan cache", query, &small);
+    measure("planned forward d64, 1 kernel", planned, &small);
+    measure("forward d64, 1 kernel", forward, &small);
+    measure("forward decode d512, split, 2 kernels", forward, &decode);
+    measure("backward d64, 5 kernels", backward, &small);
+    ffpa_plan_destroy(small.plan);
+    ffpa_context_destroy(small.ctx);
+    return 0;
+}
