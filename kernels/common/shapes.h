@@ -22,8 +22,8 @@ FFPA_SHAPE int fwd_shared_bytes(int d, int element_bytes, int bm, int bn, int wn
            bm * wn * 8 + 192;
 }
 
-/* Backward, P and dS: a ring of slots, each a 128 x 128-byte panel of queries and one of keys. */
-FFPA_SHAPE int pds_shared_bytes(int stages) { return stages * 2 * 128 * 128; }
+/* Backward, P and dS: a ring of slots, each a 128-byte panel of `rows` queries and one of 128 keys. */
+FFPA_SHAPE int pds_shared_bytes(int rows, int stages) { return stages * (rows + 128) * 128; }
 
 /* Backward, GEMM: a ring of slots: 128 rows of A (128 bytes deep), and as deep a piece of B. */
 FFPA_SHAPE int gemm_shared_bytes(int bn, int stages)

@@ -8,10 +8,11 @@
 //   copies    | Q0 K0 | Q1 K1 ..   | dO0 V0 | dO1 V1 ..  |     cp.async, STAGES - 1 slots ahead
 //   warps     |       | S += Q K^T | P      | dP += dO V^T | dS
 //
-// 8 warps, 2 x 4, each 64 q x 32 k. One barrier a slot: the slot has arrived for every thread, and the one
+// 8 warps, 2 x 4, each 64 q x 32 k; where options, any stride or f32 leave no registers for that, a CTA takes half
+// of a tile's queries (BM), each warp 32 q x 32 k. One barrier a slot: the slot has arrived for every thread, and the one
 // before it may be overwritten. P is kept in registers (f32) until dP is there.
 //
-// Registers: S or P 64, dP 64, row state 16, fragments 24. Shared: STAGES slots of 2 panels of 128 rows.
+// Registers: S or P 64, dP 64 (half with BM = 64), row state 16, fragments 24. Shared: STAGES slots of two panels.
 // Every element of a tile with a visible pair is written, zeros included; tiles without one are not touched
 // and the other kernels leave them out by the same rule (common/live.cuh).
 #include "common/dropout.cuh"
@@ -20,16 +21,19 @@
 #include "common/shapes.h"
 #include "common/tiles.cuh"
 
-static constexpr int D = FFPA_D, DV = FFPA_DV, STAGES = FFPA_STAGES, THREADS = 256, WN = 4, MT = 4, SG = 2;
+static constexpr int D = FFPA_D, DV = FFPA_DV, STAGES = FFPA_STAGES, THREADS = 256, WN = 4, SG = 2;
+static constexpr int BM = FFPA_BM, MT = BM / 32, PARTS = TILE / BM; // queries of a CTA, of a warp / 16
 static constexpr int QP = shape_panels(D, ES), VP = shape_panels(DV, ES), TURNS = QP + VP;
-static constexpr int PANEL = 128 * 128, SLOT = 2 * PANEL;
-static_assert(STAGES * SLOT == pds_shared_bytes(STAGES), "shapes.h disagrees");
+static constexpr int QUERIES = BM * 128, SLOT = QUERIES + TILE * 128;
+static_assert(BM == 128 || BM == 64, "a tile of 128 queries, or half of one");
+static_assert(STAGES * SLOT == pds_shared_bytes(BM, STAGES), "shapes.h disagrees");
 static_assert(STAGES >= 2 && STAGES * SLOT <= 227 * 1024, "shared budget: fewer STAGES");
 
 struct Work {
     Sequence seq;
-    int h, row, key; // query head, first row and first key of the tile
-    i64 out;         // element (row, key) of the tile in P, dS and dbias
+    int h, row, key; // query head, first row and first key of the CTA's part of the tile
+    int tile_row;    // first row of the tile: there is one, which `row` of its second half need not be
+    i64 out;         // element (row, key) in P, dS and dbias
     bool clear;      // every row sees every key
 };
 
@@ -41,26 +45,28 @@ struct Sources {
 FFPA_DEVICE bool work_of(const pds_args &a, Work &w)
 {
     const k_chunk &c = a.chunk;
-    const int kt = blockIdx.x % a.key_tiles, x = blockIdx.x / a.key_tiles, line = c.t0 + x % c.nt;
+    const int part = blockIdx.x % PARTS, block = blockIdx.x / PARTS;
+    const int kt = block % a.key_tiles, x = block / a.key_tiles, line = c.t0 + x % c.nt;
     const int s = line_owner(a.seq.cu_q, a.seq, line, a.seq.nq, 1, TILE);
     w.seq = sequence_at(a.seq, s);
     w.h = c.h0 + x / c.nt;
-    w.row = line_row(a.seq.cu_q, a.seq, s, line, a.seq.nq, 1, TILE);
+    w.tile_row = line_row(a.seq.cu_q, a.seq, s, line, a.seq.nq, 1, TILE);
+    w.row = w.tile_row + part * BM;
     w.key = kt * TILE;
-    w.out = ((i64)((w.h - c.h0) * c.nt + (line - c.t0)) * TILE) * c.ld + w.key;
-    if (w.row >= w.seq.nq || w.key >= w.seq.nk) return false;
-    const Live live = live_keys(a.scores.left, a.scores.right, a.scores.top_left, w.seq, w.row);
-    w.clear = w.key >= live.clear_from && w.key + TILE <= live.clear_to && w.row + TILE <= w.seq.nq;
+    w.out = ((i64)((w.h - c.h0) * c.nt + (line - c.t0)) * TILE + part * BM) * c.ld + w.key;
+    if (w.tile_row >= w.seq.nq || w.key >= w.seq.nk) return false;
+    const Live live = live_keys(a.scores.left, a.scores.right, a.scores.top_left, w.seq, w.tile_row);
+    w.clear = w.key >= live.clear_from && w.key + TILE <= live.clear_to && w.tile_row + TILE <= w.seq.nq;
     return kt >= live.from && kt < live.to;
 }
 
-// One panel of 128 rows of COLUMNS, `limit` of them there.
-template <int SOURCE, int COLUMNS>
+// One panel of N rows of COLUMNS, `limit` of them there.
+template <int N, int SOURCE, int COLUMNS>
 FFPA_DEVICE void load_panel(u32 dst, const char *base, i64 sn_bytes, i64 sd, int limit, int p)
 {
     const int piece = threadIdx.x & 7;
 #pragma unroll COPY_UNROLL
-    for (int r = threadIdx.x >> 3; r < TILE; r += THREADS / 8)
+    for (int r = threadIdx.x >> 3; r < N; r += THREADS / 8)
         piece_load<FFPA_ALIGNED, SOURCE>(dst + panel_at(r, piece), r < limit ? base + r * sn_bytes : base, sd,
                                          p * PANEL_COLUMNS + piece * (16 / ES), r < limit ? COLUMNS : 0);
 }
@@ -69,12 +75,12 @@ FFPA_DEVICE void feed(const pds_args &a, const Work &w, const Sources &src, int 
 {
     const int rows = w.seq.nq - w.row, keys = w.seq.nk - w.key;
     if (turn < QP) {
-        load_panel<DTYPE, D>(slot, src.q, a.q.sn * ES, a.q.sd, rows, turn);
-        load_panel<DTYPE, D>(slot + PANEL, src.k.base, src.k.sn, src.k.sd, keys, turn);
+        load_panel<BM, DTYPE, D>(slot, src.q, a.q.sn * ES, a.q.sd, rows, turn);
+        load_panel<TILE, DTYPE, D>(slot + QUERIES, src.k.base, src.k.sn, src.k.sd, keys, turn);
     } else if (turn < TURNS) {
         const int p = turn - QP;
-        load_panel<FFPA_DO_DTYPE, DV>(slot, src.dout, a.dout.sn * dtype_size(FFPA_DO_DTYPE), a.dout.sd, rows, p);
-        load_panel<DTYPE, DV>(slot + PANEL, src.v.base, src.v.sn, src.v.sd, keys, p);
+        load_panel<BM, FFPA_DO_DTYPE, DV>(slot, src.dout, a.dout.sn * dtype_size(FFPA_DO_DTYPE), a.dout.sd, rows, p);
+        load_panel<TILE, DTYPE, DV>(slot + QUERIES, src.v.base, src.v.sn, src.v.sd, keys, p);
     }
     cp_commit();
 }
@@ -91,7 +97,7 @@ FFPA_DEVICE Sources sources_of(const pds_args &a, const Work &w)
     return s;
 }
 
-typedef float Acc[MT][SG * 2][4]; // 64 rows x 32 keys of a warp
+typedef float Acc[MT][SG * 2][4]; // half the rows x 32 keys of a warp
 
 FFPA_DEVICE int row_of(int m, int half)
 {
@@ -113,7 +119,7 @@ FFPA_DEVICE void product_step(Acc &c, u32 slot)
     for (int k = 0; k < 4; k++) {
         u32 y[SG][4];
 #pragma unroll
-        for (int n = 0; n < SG; n++) frag_b(y[n], slot + PANEL, warp_key() + n * 16, k);
+        for (int n = 0; n < SG; n++) frag_b(y[n], slot + QUERIES, warp_key() + n * 16, k);
 #pragma unroll
         for (int m = 0; m < MT; m++) {
             u32 x[4];
@@ -176,7 +182,7 @@ FFPA_DEVICE void weights_step(const pds_args &a, const Work &w, const DropKey &k
     for (int m = 0; m < MT; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int i = w.row + row_of(m, half), in = i < w.seq.nq ? i : w.row;
+            const int i = w.row + row_of(m, half), in = i < w.seq.nq ? i : w.tile_row;
             const ScoreRow row = score_row(a.scores, w.seq, w.h, in);
             float lse = ((const float *)a.lse.data)[w.seq.q_batch * a.lse.sb + w.h * a.lse.sh + (w.seq.q_row + in) * a.lse.sn];
             if (lse == -FFPA_INF || i >= w.seq.nq) lse = FFPA_INF; // a row without keys: P = 0
@@ -209,7 +215,7 @@ FFPA_DEVICE void finish_step(const pds_args &a, const Work &w, const Acc &p, Acc
     for (int m = 0; m < MT; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int i = w.row + row_of(m, half), in = i < w.seq.nq ? i : w.row;
+            const int i = w.row + row_of(m, half), in = i < w.seq.nq ? i : w.tile_row;
             const i64 line = FFPA_VARLEN && a.seq.cu_q ? w.seq.q_row : (i64)w.seq.s * a.seq.nq;
             const float delta = a.delta[w.h * a.seq.total_q + line + in];
             const i64 at = opaque(w.out + row_of(m, half) * a.chunk.ld + warp_key());

@@ -468,7 +468,9 @@ FFPA_DEVICE u32 ring_turn(const fwd_args &a, const Work &w, Feed &f, u32 ring, u
     return at;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BM <= 16 && MT * OG * 8 <= 64 ? 2 : 1)
+// Decode: two CTAs a multiprocessor where O leaves registers for that.
+static constexpr int WIDEST = DTYPE == F32 || !FFPA_ALIGNED ? 48 : 64;
+extern "C" __global__ void __launch_bounds__(THREADS, BM <= 16 && MT * OG * 8 <= WIDEST ? 2 : 1)
     ffpa_kernel(const __grid_constant__ fwd_args a)
 {
     extern __shared__ __align__(1024) u8 smem[];

@@ -21,8 +21,6 @@ bool backward_supports(const problem *p, const cuda_device *device, char *why, s
         reason = "f64 runs on the reference backend only";
     else if (p->row_subset)
         reason = "rows: only the reference and naive backends take a subset";
-    else if (a->dv == 0)
-        reason = "backward of v without columns (Dv=0)";
     if (reason) snprintf(why, why_bytes, "%s", reason);
     return !reason && args_fit(p, why, why_bytes);
 }
@@ -137,26 +135,41 @@ static int add_dmask(variant_list *list, const problem *p, const cuda_device *de
     return at;
 }
 
-static int add_pds(variant_list *list, const problem *p, const cuda_device *device)
+static bool pds_aligned(const problem *p)
 {
-    enum { MAX_STAGES = 6, ALL = ALIGNED_Q | ALIGNED_K | ALIGNED_V | ALIGNED_DOUT };
+    enum { ALL = ALIGNED_Q | ALIGNED_K | ALIGNED_V | ALIGNED_DOUT };
+    return (p->aligned & ALL) == ALL && p->dout_dtype == p->ask.dtype;
+}
+
+/* Queries of a block: half a tile where f32, any stride or the options' state leave no registers for more. */
+static int pds_rows(const problem *p)
+{
     const ffpa_problem *a = &p->ask;
-    const int fit = device->shared_optin / pds_shared_bytes(1),
+    const bool full = p->dropping || a->softcap > 0 || (a->alibi && a->mask_dtype);
+    return a->dtype == FFPA_F32 || !pds_aligned(p) || full ? ROWS / 2 : ROWS;
+}
+
+static int add_pds(variant_list *list, const problem *p, const cuda_device *device, int rows)
+{
+    enum { MAX_STAGES = 6 };
+    const ffpa_problem *a = &p->ask;
+    const int fit = device->shared_optin / pds_shared_bytes(rows, 1),
               stages = fit < MAX_STAGES ? fit : MAX_STAGES;
     char name[112];
-    snprintf(name, sizeof name, "pds_sm80_%s_d%" PRId64 "v%" PRId64 "_s%d%s%s%s%s%s%s",
-             dtype_name(a->dtype), a->d, a->dv, stages, macro_range(p) ? "_range" : "",
+    snprintf(name, sizeof name, "pds_sm80_%s_d%" PRId64 "v%" PRId64 "_m%ds%d%s%s%s%s%s%s",
+             dtype_name(a->dtype), a->d, a->dv, rows, stages, macro_range(p) ? "_range" : "",
              a->mask_dtype ? "_mask" : "", a->softcap > 0 ? "_softcap" : "",
              a->alibi ? "_alibi" : "", p->dropping ? "_dropout" : "",
              macro_varlen(p) ? "_varlen" : "");
     variant *v = variant_add(list, "sm80/bwd_pds_sm80.cuh", device->arch,
-                             (unsigned)pds_shared_bytes(stages), name);
+                             (unsigned)pds_shared_bytes(rows, stages), name);
     config_set(v, "DTYPE", a->dtype);
     config_set(v, "DO_DTYPE", p->dout_dtype);
     config_set_always(v, "D", a->d);
     config_set_always(v, "DV", a->dv);
+    config_set(v, "BM", rows);
     config_set(v, "STAGES", stages);
-    config_set(v, "ALIGNED", (p->aligned & ALL) == ALL && p->dout_dtype == a->dtype);
+    config_set(v, "ALIGNED", pds_aligned(p));
     config_set(v, "RANGE", macro_range(p));
     config_set(v, "MASK", a->mask_dtype);
     config_set(v, "SOFTCAP", a->softcap > 0);
@@ -256,7 +269,8 @@ ffpa_status backward_choose(const problem *p, const cuda_device *device, void *c
     x->dmask_partial = (p->outputs & OUT_DMASK) && several && (a->mask_axes & 7u) != 7u;
     choose_layout(p, x);
     x->delta = add_delta(kernels, p, device);
-    x->pds = add_pds(kernels, p, device);
+    x->pds_rows = pds_rows(p);
+    x->pds = add_pds(kernels, p, device, x->pds_rows);
     add_products(kernels, p, device, x);
     if (p->outputs & OUT_DMASK) x->dmask = add_dmask(kernels, p, device);
     if (p->outputs & OUT_DSINK)

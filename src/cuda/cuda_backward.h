@@ -20,6 +20,7 @@ typedef struct backward_choice {
     int lines;       /* lines of 128 query rows, of one head over all sequences */
     int key_lines;   /* the same of keys */
     int heads, rows; /* of a chunk: query heads, lines */
+    int pds_rows;    /* of a block of the pds kernel */
     bool partial;    /* a kv head takes several chunks */
     bool dmask_partial;
     int delta, pds, dv, dk, dq, dmask, dsink; /* index of each kernel, -1 = not needed */

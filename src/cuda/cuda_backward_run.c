@@ -61,7 +61,9 @@ static ffpa_status run_pds(const pass *r)
                      .hk = r->hk,
                      .group = r->group,
                      .key_tiles = (int)(r->x->ld / 128)};
-    return launch(r, r->x->pds, (int64_t)r->chunk.nh * r->chunk.nt * args.key_tiles, &args);
+    const int64_t parts = 128 / r->x->pds_rows;
+    return launch(r, r->x->pds, (int64_t)r->chunk.nh * r->chunk.nt * args.key_tiles * parts,
+                  &args);
 }
 
 static gemm_args product_args(const pass *r, size_t a, const ffpa_tensor *b,
