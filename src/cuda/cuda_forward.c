@@ -26,8 +26,6 @@ bool forward_supports(const problem *p, const cuda_device *device, char *why, si
     if (p->row_subset)
         return refuse(why, why_bytes,
                       "rows: only the reference and naive backends take a subset");
-    if (a->dv == 0 && (p->outputs & OUT_LSE) && p->total_q > 0 && a->hq > 0)
-        return refuse(why, why_bytes, "lse without any column of v (Dv=0)");
     return args_fit(p, why, why_bytes);
 }
 
@@ -93,10 +91,13 @@ static bool choose_ring(const ffpa_problem *a, const cuda_device *device, int64_
     return true;
 }
 
-/* f32 fills twice the registers and shared memory. */
-static bool tile_serves(const tile *t, const problem *p, int64_t rows)
+/* f32 fills twice the registers and shared memory. The compiler for 10.x and 12.x has no registers left for
+ * the tile of 256 keys. */
+static bool tile_serves(const tile *t, const problem *p, const cuda_device *device,
+                        int64_t rows)
 {
     const ffpa_problem *a = &p->ask;
+    if (t->bn == 256 && device->cc >= 100) return false;
     if (!(t->serves & needs(p)) || a->dv > t->widest ||
         (t->bm > DECODE_ROWS && rows <= DECODE_ROWS))
         return false;
@@ -109,7 +110,7 @@ static bool choose_tile(const problem *p, const cuda_device *device, int64_t row
                         forward_choice *x)
 {
     for (int i = 0; i < TILE_COUNT; i++) {
-        if (!tile_serves(&TILES[i], p, rows)) continue;
+        if (!tile_serves(&TILES[i], p, device, rows)) continue;
         x->bm = TILES[i].bm, x->bn = TILES[i].bn, x->wm = TILES[i].wm, x->wn = TILES[i].wn;
         if (choose_ring(&p->ask, device, rows, x)) return true;
     }
@@ -201,12 +202,37 @@ static int add_helper(variant_list *list, const problem *p, const cuda_device *d
     return list->count - 1;
 }
 
-ffpa_status forward_choose(const problem *p, const cuda_device *device, void *choice,
+/* v has no columns, but lse is wanted: the problem with one column, which reads and writes a spare element of
+ * the workspace. */
+static problem with_spare_column(const problem *p)
+{
+    problem spare = *p;
+    spare.ask.dv = 1;
+    spare.aligned &= ~(uint32_t)ALIGNED_V;
+    return spare;
+}
+
+/* Partial results, then the spare element. */
+static void choose_workspace(const problem *p, forward_choice *x, ffpa_report *report)
+{
+    size_t end = 0;
+    if (x->splits > 1) {
+        const size_t rows = (size_t)x->splits * (size_t)p->ask.hq * (size_t)p->total_q;
+        x->lse_part = (rows * (size_t)p->ask.dv * 4 + 255) / 256 * 256;
+        end = x->lse_part + rows * 4;
+    }
+    x->spare_at = (end + 255) / 256 * 256;
+    report->workspace_bytes = x->spare ? x->spare_at + 256 : end;
+}
+
+ffpa_status forward_choose(const problem *asked, const cuda_device *device, void *choice,
                            variant_list *kernels, ffpa_report *report)
 {
     forward_choice *x = choice;
-    const ffpa_problem *a = &p->ask;
     *x = (forward_choice){.append = -1, .combine = -1, .splits = 1};
+    x->spare = asked->ask.dv == 0 && (asked->outputs & OUT_LSE);
+    const problem spare = with_spare_column(asked), *p = x->spare ? &spare : asked;
+    const ffpa_problem *a = &p->ask;
     x->nothing = p->total_q == 0 || a->hq == 0 || a->dv == 0;
     const int64_t group = a->hk > 0 ? a->hq / a->hk : 1;
     x->packed = group > 1 && a->nq <= DECODE_ROWS;
@@ -222,11 +248,7 @@ ffpa_status forward_choose(const problem *p, const cuda_device *device, void *ch
             x->combine = add_helper(kernels, p, device, "any/split_combine.cuh", "combine");
     }
     if (p->new_keys) x->append = add_helper(kernels, p, device, "any/append.cuh", "append");
-    if (x->splits > 1) {
-        const size_t rows = (size_t)x->splits * (size_t)a->hq * (size_t)p->total_q;
-        x->lse_part = (rows * (size_t)a->dv * 4 + 255) / 256 * 256;
-        report->workspace_bytes = x->lse_part + rows * 4;
-    }
+    if (!x->nothing) choose_workspace(p, x, report);
     report->tile_q = x->bm;
     report->tile_k = x->bn;
     report->tile_d = (int32_t)a->d;
@@ -272,6 +294,7 @@ static ffpa_status run_attention(const cuda_plan *own, const call *c, const k_se
                      .tiles = x->tiles,
                      .splits = x->splits};
     args.group = args.hq / args.hk;
+    if (x->spare) args.v = args.o = (k_tensor){.data = workspace + x->spare_at};
     if (x->splits > 1) {
         args.o_part = (float *)(void *)workspace;
         args.lse_part = (float *)(void *)(workspace + x->lse_part);
@@ -292,7 +315,8 @@ static ffpa_status run_combine(const cuda_plan *own, const call *c, const k_sequ
                          .seq = *seq,
                          .hq = (int)c->f.q.shape[1],
                          .splits = x->splits,
-                         .dv = (int)c->f.v.shape[3]};
+                         .dv = x->spare ? 1 : (int)c->f.v.shape[3]};
+    if (x->spare) args.o = (k_tensor){.data = workspace + x->spare_at};
     const cuda_grid grid = {ceil_div(args.hq * seq->total_q, 8), 256};
     return cuda_launch(own->device, own->kernels[x->combine], c->f.stream, grid, &args);
 }

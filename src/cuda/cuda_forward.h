@@ -14,6 +14,8 @@ typedef struct forward_choice {
     size_t lse_part;     /* byte offset in the workspace */
     int append, combine; /* index of that kernel, -1 = not needed; the attention kernel is 0 */
     bool nothing;        /* no element to write */
+    bool spare;          /* v has no columns: one in the workspace stands for them */
+    size_t spare_at;
 } forward_choice;
 
 bool forward_supports(const problem *p, const cuda_device *device, char *why, size_t why_bytes);

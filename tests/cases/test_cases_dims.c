@@ -38,6 +38,25 @@ static void zero_sizes(const setting *s)
 }
 CASE(b10_zero_sizes, ON_ALL, 0, zero_sizes)
 
+/* No column of V: LSE alone is left, and the gradients that flow through it. */
+static void no_value_columns(const setting *s)
+{
+    sample *t = sample_new(&(sample_spec){.dtype = s->dtype,
+                                          .b = 2,
+                                          .hq = 2,
+                                          .hk = 1,
+                                          .nq = 3,
+                                          .nk = 300,
+                                          .d = s->d,
+                                          .dv = -1,
+                                          .backward = true});
+    tensor_hash(sample_put(t, DLSE, tensor_new(FFPA_F32, 2, 2, 3, 1, NULL)), 4000000, 1);
+    t->f.causal = FFPA_BOTTOM_RIGHT;
+    judge_sample_on(t, s->path, "b10 Dv=0");
+    sample_free(t);
+}
+CASE(b10_no_value_columns, ON_ALL, 72, no_value_columns)
+
 /* Two keys with the scores x and 0 before the scale, V = I2. */
 static sample *two_keys(const setting *s, double x)
 {
@@ -136,6 +155,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(b10_zero_sizes),
+        cmocka_unit_test(b10_no_value_columns),
         cmocka_unit_test(b11_default_scale_from_true_d),
         cmocka_unit_test(b11_default_scale_at_any_d),
         cmocka_unit_test(b12_explicit_scale_is_honoured),
