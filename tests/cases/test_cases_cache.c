@@ -1,4 +1,5 @@
 /* test_cases_cache.c - keys and values in a cache, paged or not: cases B56 to B58, B64. */
+#include "support/judge_device.h"
 #include "support/judge_rule.h"
 
 #include <math.h>
@@ -185,9 +186,10 @@ static void decode_step(const setting *s)
     t->f.flags = 0;
     judge_sample_on(t, s->path, "b64");
     ffpa_report report = {.struct_size = sizeof report};
+    judge_say_device(s->path->ctx, &t->f, &t->g);
     assert_ok(ffpa_forward_supported(s->path->ctx, &t->f, &report));
     assert_string_equal(report.path, ffpa_last_path());
-    if (!s->path->slow && !strstr(report.path, "decode"))
+    if (!s->path->slow && !judge_on_device(s->path->ctx) && !strstr(report.path, "decode"))
         fail_msg("one query row takes the path %s", report.path);
     sample_free(t);
 }

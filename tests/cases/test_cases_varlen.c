@@ -170,8 +170,7 @@ static void bad_offsets(const setting *s)
             const int32_t good[] = {0, 2, 4};
             sample *t = packed(s, 6, 6);
             sample_use_varlen(t, 2, side ? good : bad[x], side ? bad[x] : good);
-            assert_status(sample_forward(t, s->path->ctx), FFPA_E_INVALID,
-                          side ? "cu_k" : "cu_q");
+            expect_bad_contents(t, s, side ? "cu_k" : "cu_q");
             sample_free(t);
         }
     }

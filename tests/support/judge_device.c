@@ -280,6 +280,15 @@ bool judge_on_device(const ffpa_context *ctx)
     return strstr(ffpa_context_describe(ctx), "backend=cuda") != NULL;
 }
 
+void judge_say_device(ffpa_context *ctx, ffpa_forward_params *f, ffpa_backward_params *g)
+{
+    ffpa_tensor *views[] = {&f->q,    &f->k,     &f->v,    &f->o,     &f->lse,
+                            &f->mask, &f->alibi, &f->sink, &g->dout,  &g->dlse,
+                            &g->dq,   &g->dk,    &g->dv,   &g->dmask, &g->dsink};
+    for (size_t i = 0; judge_on_device(ctx) && i < COUNT(views); i++)
+        if (views[i]->data) views[i]->device = FFPA_CUDA(DEVICE);
+}
+
 static moved copy_call(const ffpa_forward_params *f)
 {
     moved m = {.f = *f};

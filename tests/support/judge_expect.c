@@ -173,3 +173,12 @@ void expect_close(const sample *a, const sample *b, role r, double units, const 
                      (long long)at[2], (long long)at[3], is, must, sample_text(a));
     } while (next(y, at));
 }
+
+void expect_alike(const sample *a, const sample *b, role r, const setting *s)
+{
+    const bool narrow = b->t[r]->view.dtype != FFPA_F32;
+    if (judge_on_device(s->path->ctx))
+        expect_close(a, b, r, narrow ? 4 : 64, s);
+    else
+        expect_same(a, b, r, s);
+}

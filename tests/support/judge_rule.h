@@ -69,6 +69,9 @@ void expect_column(const sample *t, role r, int64_t d, double expected, double s
 /* Same bits. */
 void expect_same(const sample *a, const sample *b, role r, const setting *s);
 
+/* Same bits; on a GPU, where options, batch and cache choose tiles and splits, equal within rounding. */
+void expect_alike(const sample *a, const sample *b, role r, const setting *s);
+
 /* Equal within rounding: `a` and `b` may differ by `units` units in the last place of the largest
  * magnitude among b's elements. */
 void expect_close(const sample *a, const sample *b, role r, double units, const setting *s);
