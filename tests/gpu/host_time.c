@@ -22,8 +22,16 @@ static struct {
     int (*cuCtxSynchronize)(void);
     int (*cuMemAlloc_v2)(unsigned long long *, size_t);
     int (*cuMemsetD8_v2)(unsigned long long, unsigned char, size_t);
+    int (*cuModuleLoadData)(void **, const void *);
+    int (*cuModuleGetFunction)(void **, void *, const char *);
+    int (*cuLaunchKernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                          unsigned, void *, void **, void **);
 } cu;
-static void *primary;
+static void *primary, *empty_kernel;
+
+/* As many bytes of arguments as the forward kernel has. */
+static const char EMPTY[] = ".version 7.0\n.target sm_80\n.address_size 64\n"
+                            ".visible .entry empty(.param .align 8 .b8 args[496]) { ret; }\n";
 
 static void stop(const char *what)
 {
@@ -40,9 +48,14 @@ static void open_driver(void)
     FIND(cuInit), FIND(cuDevicePrimaryCtxRetain), FIND(cuCtxSetCurrent), FIND(cuCtxSynchronize);
     FIND(cuCtxPushCurrent_v2), FIND(cuCtxPopCurrent_v2), FIND(cuMemAlloc_v2),
         FIND(cuMemsetD8_v2);
+    FIND(cuModuleLoadData), FIND(cuModuleGetFunction), FIND(cuLaunchKernel);
 #undef FIND
     if (cu.cuInit(0) || cu.cuDevicePrimaryCtxRetain(&primary, 0) || cu.cuCtxSetCurrent(primary))
         stop("no context");
+    void *module;
+    if (cu.cuModuleLoadData(&module, EMPTY) ||
+        cu.cuModuleGetFunction(&empty_kernel, module, "empty"))
+        stop("no kernel");
 }
 
 static void *device_memory(size_t bytes)
@@ -76,7 +89,7 @@ static void measure(const char *name, void (*once)(void *), void *what)
         times[i] = (now_us() - start) / CALLS;
     }
     qsort(times, BATCHES, sizeof *times, ascending);
-    printf("%-44s %6.2f us (fastest batch %.2f)\n", name, times[BATCHES / 2], times[0]);
+    printf("%-50s %6.2f us (fastest batch %.2f)\n", name, times[BATCHES / 2], times[0]);
 }
 
 /* ---- what is measured -------------------------------------------------------------------------------- */
@@ -119,6 +132,15 @@ static void enter_leave(void *s)
     cu.cuCtxPopCurrent_v2(&popped);
 }
 
+static void launch_alone(void *s)
+{
+    static char args[496];
+    void *list[] = {args};
+    (void)s;
+    if (cu.cuLaunchKernel(empty_kernel, 1, 1, 1, 256, 1, 1, 0, NULL, list, NULL))
+        stop("launch");
+}
+
 static ffpa_tensor tensor(ffpa_dtype dtype, const int64_t shape[4])
 {
     ffpa_tensor t =
@@ -158,6 +180,7 @@ int main(void)
     forward(&small), backward(&small), forward(&decode);
     if (ffpa_plan_forward(small.ctx, &small.f, &small.plan)) stop("plan");
     measure("push and pop of the driver's context", enter_leave, NULL);
+    measure("launch of an empty kernel, 496 bytes of arguments", launch_alone, NULL);
     measure("workspace query: reading and the plan cache", query, &small);
     measure("planned forward d64, 1 kernel", planned, &small);
     measure("forward d64, 1 kernel", forward, &small);

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""The cases of kernel_check.py through the library: ffpa_forward and ffpa_backward on CUDA tensors, the host
-path, the run-time compiler and the kernels together. Then graph capture, refusals and host time.
+"""Problems of several tiles through the library on CUDA tensors, against float64 on the same GPU; NaN in keys that some
+rows do not see; graph capture; two devices where there are two.
 
-usage: library_check.py LIBRARY [-k TEXT] [--every N]
+  library_check.py LIBRARY [--backend cuda|cuda/FAMILY] [-k TEXT] [--shard 2/5] [--ratios FILE]
+
+--ratios appends to FILE, as CSV, each problem's largest error as a share of the bound, and its relative error.
 """
+import argparse
 import ctypes
 import pathlib
 import subprocess
@@ -13,8 +16,8 @@ import traceback
 
 import torch
 
-import kernel_check
-import kernel_forward
+import gpu_cases
+from gpu_cases import Problem
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -27,11 +30,15 @@ def load(path):
     return abi, abi["declare"](ctypes.CDLL(str(path)))
 
 
+def address(t):
+    return None if t is None else t.data_ptr()
+
+
 class Library:
-    def __init__(self, path):
+    def __init__(self, path, backend):
         self.abi, self.lib = load(path)
         options = self.struct("ffpa_context_options")
-        options.backend = b"cuda"
+        options.backend = backend.encode()
         self.context = ctypes.c_void_p()
         self.call("ffpa_context_create", ctypes.byref(options), ctypes.byref(self.context))
 
@@ -62,86 +69,70 @@ class Library:
         params.stream = torch.cuda.current_stream().cuda_stream
         return memory
 
-
-class Call(kernel_forward.Call):
-    """A kernel case, run by the library."""
-
-    library = None
-
-    def variants(self):
-        return []
-
-    def sides(self, p):
+    def sides(self, problem, p):
         """Side structs; they live as long as the result."""
-        ours, keep = self.library, []
-        index = next((t for t in (self.cu_q, self.cu_k, self.lengths) if t is not None), None)
-        code = 0 if index is None else ours.abi["FFPA_I64" if index.dtype == torch.int64 else "FFPA_I32"]
-        pointer = kernel_forward.ptr
-        if self.p is not None:
-            keep.append(ours.struct("ffpa_dropout", p=self.p, seed=self.seed, offset=self.offset))
+        keep, index = [], next((t for t in (problem.cu_q, problem.cu_k, problem.lengths) if t is not None), None)
+        code = 0 if index is None else self.abi["FFPA_I64" if index.dtype == torch.int64 else "FFPA_I32"]
+        if problem.p is not None:
+            keep.append(self.struct("ffpa_dropout", p=problem.p, seed=problem.seed, offset=problem.offset))
             p.dropout = ctypes.addressof(keep[-1])
-        if self.cu_q is not None or self.cu_k is not None:
-            keep.append(ours.struct("ffpa_varlen", batch=self.batch, cu_q=pointer(self.cu_q), cu_k=pointer(self.cu_k),
-                                    index_dtype=code))
+        if problem.cu_q is not None or problem.cu_k is not None:
+            keep.append(self.struct("ffpa_varlen", batch=problem.batch, cu_q=address(problem.cu_q),
+                                    cu_k=address(problem.cu_k), index_dtype=code))
             p.varlen = ctypes.addressof(keep[-1])
-        if self.lengths is not None:
-            cache = ours.struct("ffpa_kv_cache", lengths=pointer(self.lengths), batch_index=pointer(self.batch_index),
-                                block_table=pointer(self.table), index_dtype=code)
-            if self.table is not None:
-                cache.table_stride, cache.table_width = self.table.stride(0), self.table.shape[1]
+        if problem.lengths is not None:
+            cache = self.struct("ffpa_kv_cache", lengths=address(problem.lengths),
+                                batch_index=address(problem.batch_index), block_table=address(problem.table),
+                                index_dtype=code)
+            if problem.table is not None:
+                cache.table_stride, cache.table_width = problem.table.stride(0), problem.table.shape[1]
             keep.append(cache)
             p.kv_cache = ctypes.addressof(cache)
         return keep
 
-    def params(self, o, lse):
-        ours, abi = self.library, self.library.abi
-        p = ours.struct("ffpa_forward_params", softcap=self.softcap)
-        if self.scale is not None:
-            p.flags, p.scale = abi["FFPA_SCALE"], self.scale
-        assert not self.top_left or self.right == 0, "a top-left window without causal has no public form"
-        p.causal = abi["FFPA_TOP_LEFT"] if self.top_left else abi["FFPA_BOTTOM_RIGHT"] if self.right == 0 else 0
-        if self.left >= 0 or self.right > 0:
-            p.flags |= abi["FFPA_WINDOW"]
-            p.window_left, p.window_right = self.left, self.right
-        sink = None if self.sink is None else self.sink.view(1, -1, 1, 1)
-        for name, t in dict(q=self.q, k=self.k, v=self.v, o=o, lse=lse, mask=self.mask, alibi=self.alibi, sink=sink).items():
-            setattr(p, name, ours.tensor(t))
-        return p, self.sides(p)
+    def params(self, problem, o, lse):
+        p = self.struct("ffpa_forward_params", softcap=problem.softcap)
+        if problem.scale is not None:
+            p.flags, p.scale = self.abi["FFPA_SCALE"], problem.scale
+        assert not problem.top_left or problem.right == 0, "a top-left window without causal has no public form"
+        p.causal = self.abi["FFPA_TOP_LEFT"] if problem.top_left else \
+            self.abi["FFPA_BOTTOM_RIGHT"] if problem.right == 0 else 0
+        if problem.left >= 0 or problem.right > 0:
+            p.flags |= self.abi["FFPA_WINDOW"]
+            p.window_left, p.window_right = problem.left, problem.right
+        sink = None if problem.sink is None else problem.sink.view(1, -1, 1, 1)
+        for name, t in dict(q=problem.q, k=problem.k, v=problem.v, o=o, lse=lse, mask=problem.mask, alibi=problem.alibi,
+                            sink=sink).items():
+            setattr(p, name, self.tensor(t))
+        return p, self.sides(problem, p)
 
-    def forward(self, cache, o, lse):
-        params, sides = self.params(o, lse)
-        memory = self.library.workspace(params, "ffpa_forward_workspace")
-        self.library.call("ffpa_forward", self.library.context, ctypes.byref(params))
+    def forward(self, problem, o, lse):
+        params, sides = self.params(problem, o, lse)
+        memory = self.workspace(params, "ffpa_forward_workspace")
+        self.call("ffpa_forward", self.context, ctypes.byref(params))
         del sides, memory
-        return o, lse
+        return o
 
-
-class Gradients:
-    def __init__(self, call, dout, dlse=None, dmask=None, limit=0):
-        self.call, self.dout, self.dlse, self.dmask, self.limit = call, dout, dlse, dmask, limit
-
-    def variants(self):
-        return []
-
-    def run(self, cache, o, lse, dq, dk, dv, dsink=None):
-        ours = self.call.library
-        forward, sides = self.call.params(o, lse)
-        g = ours.struct("ffpa_backward_params", forward=ctypes.addressof(forward), workspace_limit_bytes=self.limit)
+    def backward(self, problem, g, o, lse, dq, dk, dv, dsink=None):
+        """`g`: dout, and dlse, dmask, limit where wanted."""
+        forward, sides = self.params(problem, o, lse)
+        b = self.struct("ffpa_backward_params", forward=ctypes.addressof(forward), workspace_limit_bytes=g.get("limit", 0))
         dsink = None if dsink is None else dsink.view(1, -1, 1, 1)
-        for name, t in dict(dout=self.dout, dlse=self.dlse, dq=dq, dk=dk, dv=dv, dmask=self.dmask, dsink=dsink).items():
-            setattr(g, name, ours.tensor(t))
-        memory = ours.workspace(g, "ffpa_backward_workspace")
-        ours.call("ffpa_backward", ours.context, ctypes.byref(g))
+        for name, t in dict(dout=g["dout"], dlse=g.get("dlse"), dq=dq, dk=dk, dv=dv, dmask=g.get("dmask"),
+                            dsink=dsink).items():
+            setattr(b, name, self.tensor(t))
+        memory = self.workspace(b, "ffpa_backward_workspace")
+        self.call("ffpa_backward", self.context, ctypes.byref(b))
         del sides, memory
 
 
 def check_capture(library):
     """Forward and backward captured once, replayed on changed inputs, equal to eager runs bit for bit."""
-    q, k, v, dout = (kernel_check.randn(1, 4, 300, 512) for _ in range(4))
-    call = Call(q, k, v, right=0)
+    q, k, v, dout = (gpu_cases.randn(1, 4, 300, 512) for _ in range(4))
+    call = Problem(q, k, v, right=0)
     o, lse = call.outputs()
     grads = [torch.empty_like(t) for t in (q, k, v)]
-    forward, _ = call.params(o, lse)
+    forward, _ = library.params(call, o, lse)
     f_memory = library.workspace(forward, "ffpa_forward_workspace")
     g = library.struct("ffpa_backward_params", forward=ctypes.addressof(forward))
     for name, t in dict(dout=dout, dq=grads[0], dk=grads[1], dv=grads[2]).items():
@@ -160,7 +151,7 @@ def check_capture(library):
         run()
     same = True
     for _ in range(3):
-        q.copy_(kernel_check.randn(*q.shape))
+        q.copy_(gpu_cases.randn(*q.shape))
         graph.replay()
         torch.cuda.synchronize()
         replayed = [t.clone() for t in (o, *grads)]
@@ -171,22 +162,20 @@ def check_capture(library):
     return same
 
 
-def host_time(library, n=2000):
-    """Microseconds of host time per warm forward call, launches included."""
-    q, k, v = (kernel_check.randn(1, 1, 64, 64) for _ in range(3))
-    call = Call(q, k, v)
-    o, lse = call.outputs()
-    params, _ = call.params(o, lse)
-    memory = library.workspace(params, "ffpa_forward_workspace")
-    argument, times = ctypes.byref(params), []
-    for _ in range(20):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(n // 20):
-            library.lib.ffpa_forward(library.context, argument)
-        times.append((time.perf_counter() - start) / (n // 20) * 1e6)
-    del memory
-    return sorted(times)[len(times) // 2]
+def check_two_devices(library):
+    """The tensors' device is used, whatever device is current, and stays current."""
+    if torch.cuda.device_count() < 2:
+        return True
+    first = gpu_cases.randn(1, 2, 200, 64)
+    a = Problem(first, first, first)
+    o = library.forward(a, *a.outputs())
+    with torch.cuda.device(1):
+        second = first.to("cuda:1")
+        b = Problem(second, second, second)
+        outputs = [torch.full_like(t, float("nan"), device="cuda:1") for t in a.outputs()]
+    p = library.forward(b, *outputs)
+    torch.cuda.synchronize(1)
+    return torch.equal(o, p.to("cuda:0")) and torch.cuda.current_device() == 0
 
 
 def verdict(ok, text):
@@ -194,33 +183,47 @@ def verdict(ok, text):
     return not ok
 
 
-def attempt(name, check):
+def attempt(name, check, rows):
     try:
         worst, relative, same = check()
-        worst = max(worst.values()) if isinstance(worst, dict) else worst
+        worst, relative = (max(x.values()) if isinstance(x, dict) else x for x in (worst, relative))
+        rows.append(f'"{name}",{worst:.3f},{relative:.2e}')
         return verdict(worst <= 1 and same, f"{name}: {worst:.2f} of the bound{'' if same else ', NOT REPEATABLE'}")
     except Exception:  # noqa: BLE001 - one broken case must not hide the others
         return verdict(False, f"{name}: {traceback.format_exc(limit=-1).strip().splitlines()[-1]}")
 
 
+def parse():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("library", type=pathlib.Path)
+    p.add_argument("--backend", default="cuda")
+    p.add_argument("-k", dest="only", default="", help="problems whose name contains this")
+    p.add_argument("--shard", default="1/1", help="2/5: every fifth problem from the second on")
+    p.add_argument("--ratios", type=pathlib.Path)
+    return p.parse_args()
+
+
 def main():
-    arguments = sys.argv[1:]
-    only = arguments[arguments.index("-k") + 1] if "-k" in arguments else ""
-    every = int(arguments[arguments.index("--every") + 1]) if "--every" in arguments else 1
-    kernel_check.Call, kernel_check.Gradients = Call, Gradients
+    args, rows, bad = parse(), [], 0
     start = time.perf_counter()
-    library = Call.library = Library(pathlib.Path(arguments[0]).resolve())
+    library = Library(args.library.resolve(), args.backend)
     print(library.lib.ffpa_context_describe(library.context).decode())
-    bad = total = 0
-    for case in [c for c in kernel_check.forward_cases() if only in c.name][::every]:
-        total += 1
-        bad += attempt(case.name, lambda: kernel_check.check_forward(None, case))
-    for case, opts in [c for c in kernel_check.backward_cases() if only in c[0].name][::every]:
-        total += 1
-        bad += attempt("backward " + case.name, lambda: kernel_check.check_backward(None, case, opts))
-    bad += verdict(check_capture(library), "graph capture and replay of forward and backward")
-    print(f"host time per warm forward call: {host_time(library):.1f} us")
-    print(f"{total + 1 - bad} passed, {bad} failed, {time.perf_counter() - start:.0f} s")
+    mine, all_shards = (int(x) for x in args.shard.split("/"))
+    todo = [(case.name, lambda case=case: gpu_cases.check_forward(library, case)) for case in gpu_cases.forward_cases()]
+    todo += [("backward " + case.name, lambda case=case, opts=opts: gpu_cases.check_backward(library, case, opts))
+             for case, opts in gpu_cases.backward_cases()]
+    todo = [x for x in todo if args.only in x[0]][mine - 1::all_shards]
+    for name, check in todo:
+        bad += attempt(name, check, rows)
+    others = {"graph capture and replay of forward and backward": check_capture, "NaN in unseen keys": gpu_cases.check_poison,
+              "NaN in backward": gpu_cases.check_backward_poison, "two devices": check_two_devices}
+    for name, check in list(others.items())[mine - 1::all_shards]:
+        if args.only in name:
+            bad += attempt(name, lambda check=check: (0.0 if check(library) else float("inf"), 0.0, True), [])
+    if args.ratios:
+        with open(args.ratios, "a", encoding="utf-8") as file:
+            file.write("\n".join(rows) + "\n")
+    print(f"{bad} failed, {time.perf_counter() - start:.0f} s")
     return bad > 0
 
 
