@@ -149,6 +149,14 @@ static ffpa_status expect(const ffpa_tensor *t, const int64_t shape[4], int32_t 
 /* f32 for statistics and unrounded outputs, f64 beside f64 inputs. */
 static int32_t wide(const call *c) { return c->f.q.dtype == FFPA_F64 ? FFPA_F64 : FFPA_F32; }
 
+/* O, a gradient, or dO: of the dtype that it goes with, or f32; or f64 beside f64 inputs. */
+static ffpa_status expect_result(const ffpa_tensor *t, const int64_t shape[4], int32_t dtype,
+                                 const call *c, const char *fn, const char *name)
+{
+    const int32_t other = t->dtype == wide(c) ? wide(c) : FFPA_F32;
+    return expect(t, shape, dtype, other, c, fn, name);
+}
+
 static ffpa_status check_varlen(const call *c, const char *fn)
 {
     const ffpa_varlen *v = c->f.varlen;
@@ -218,7 +226,7 @@ static ffpa_status check_operands(const call *c, const char *fn)
     TRY(expect_shape(&f->q, q_want, fn, "q"));
     TRY(expect(&f->k, k_want, dtype, dtype, c, fn, "k"));
     TRY(expect(&f->v, v_want, dtype, dtype, c, fn, "v"));
-    TRY(expect(&f->o, o_want, dtype, wide(c), c, fn, "o"));
+    TRY(expect_result(&f->o, o_want, dtype, c, fn, "o"));
     if (tensor_given(&f->lse)) TRY(expect(&f->lse, lse_want, wide(c), wide(c), c, fn, "lse"));
     if (f->kv_cache && (tensor_given(&c->cache.k_new) || tensor_given(&c->cache.v_new))) {
         const int64_t rows = c->cache.k_new.shape[2];
@@ -278,7 +286,7 @@ static ffpa_status check_extras(const call *c, const char *fn)
 static ffpa_status check_gradient(const ffpa_tensor *grad, const ffpa_tensor *of, const call *c,
                                   const char *fn, const char *name)
 {
-    return tensor_given(grad) ? expect(grad, of->shape, of->dtype, wide(c), c, fn, name)
+    return tensor_given(grad) ? expect_result(grad, of->shape, of->dtype, c, fn, name)
                               : FFPA_OK;
 }
 
@@ -288,7 +296,7 @@ static ffpa_status check_backward(const call *c, const char *fn)
     const ffpa_backward_params *g = &c->g;
     CHECK(tensor_given(&f->lse) || view_count(&f->q) == 0, FFPA_E_INVALID,
           "%s: forward.lse is absent; backward reads it", fn);
-    TRY(expect(&g->dout, f->o.shape, f->q.dtype, wide(c), c, fn, "dout"));
+    TRY(expect_result(&g->dout, f->o.shape, f->q.dtype, c, fn, "dout"));
     if (tensor_given(&g->dlse))
         TRY(expect(&g->dlse, f->lse.shape, wide(c), wide(c), c, fn, "dlse"));
     TRY(check_gradient(&g->dq, &f->q, c, fn, "dq"));

@@ -148,6 +148,35 @@ static void gradients_match_central_differences(void **state)
     }
 }
 
+/* Beside f64 inputs every result may be f32, as the header says: the same numbers, rounded once. */
+static void results_of_f64_may_be_f32(void **state)
+{
+    (void)state;
+    trial *runs[2];
+    for (int r = 0; r < 2; r++) {
+        trial *t = runs[r] = trial_new((trial_size){1, 2, 1, 9, 11, 5, 7}, FFPA_F64);
+        trial_use_mask(t, FFPA_F32, 1, 2, 9, 11);
+        trial_use_sink(t);
+        ffpa_backward_params *g = &t->c.g;
+        ffpa_tensor *const results[] = {&t->c.f.o, &g->dq,    &g->dk,
+                                        &g->dv,    &g->dmask, &g->dsink};
+        for (size_t i = 0; r && i < COUNT(results); i++)
+            *results[i] = trial_tensor(t, FFPA_F32, results[i]->shape, 0, (double)NAN);
+        trial_forward(t, &reference_backend);
+        trial_backward(t, &reference_backend);
+    }
+    const call *wide = &runs[0]->c, *narrow = &runs[1]->c;
+    const ffpa_tensor *pairs[][2] = {
+        {&wide->f.o, &narrow->f.o},         {&wide->g.dq, &narrow->g.dq},
+        {&wide->g.dk, &narrow->g.dk},       {&wide->g.dv, &narrow->g.dv},
+        {&wide->g.dmask, &narrow->g.dmask}, {&wide->g.dsink, &narrow->g.dsink}};
+    for (size_t i = 0; i < COUNT(pairs); i++)
+        for (int64_t n = 0; n < tensor_count(pairs[i][0]); n++)
+            assert_true((float)tensor_nth(pairs[i][0], n) == (float)tensor_nth(pairs[i][1], n));
+    trial_free(runs[0]);
+    trial_free(runs[1]);
+}
+
 /* Naive is the same mathematics in f32, so it is near, but not equal: it is a yardstick of its own. */
 static void naive_is_near_the_reference(void **state)
 {
@@ -199,6 +228,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_match_central_differences),
+        cmocka_unit_test(results_of_f64_may_be_f32),
         cmocka_unit_test(naive_is_near_the_reference),
         cmocka_unit_test(naive_rounds_weights_to_the_dtype),
     };

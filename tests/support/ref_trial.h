@@ -15,7 +15,7 @@ typedef struct trial {
     trial_size size;
     call c;
     int threads; /* of the pool, 2 unless changed */
-    void *owned[16];
+    void *owned[24];
     int n_owned;
 } trial;
 
