@@ -24,8 +24,7 @@ static int failed(const char *what)
 int main(void)
 {
     ffpa_context *context;
-    ffpa_context_options options = {.struct_size = sizeof options, .policy = FFPA_ALLOW_SLOW};
-    if (ffpa_context_create(&options, &context) != FFPA_OK) return failed("context");
+    if (ffpa_context_create(NULL, &context) != FFPA_OK) return failed("context");
 
     ffpa_forward_params f = ffpa_forward_params_init();
     f.causal = FFPA_BOTTOM_RIGHT;

@@ -94,7 +94,7 @@ GOLDENS = {
     "odd_extension": (BAD_FILE, ["run", "x.pt"]),
     "odd_output": (BAD_USAGE, ["run", DATA / "minilm_l4_d384.safetensors", "-o", "x.txt"]),
     "check_forward": (DONE, ["check", SMALL]),
-    "check_backward": (DONE, ["check", SMALL_BWD, "--dlse", "--threads", "1", "--allow-slow"]),
+    "check_backward": (DONE, ["check", SMALL_BWD, "--dlse", "--threads", "1"]),
     "check_rows": (DONE, ["check", SMALL_BWD, SMALL, "--rows", "5", "--backend", "naive"]),
     "explain": (DONE, ["explain", "fwd,bf16,b1h32k4,q4096k4096,d512,causal"]),
     "explain_naive": (DONE, ["explain", "bwd,f16,b1h8,q64k64,d96v64", "--backend", "naive"]),
@@ -114,8 +114,8 @@ class Golden(unittest.TestCase):
             with self.subTest(name):
                 result = ffpa(*args)
                 shown = [str(a).replace(f"{ROOT}/", "") for a in args]
-                text = masked(f"$ ffpa {' '.join(shown)}\n{result.stdout}{result.stderr}exit "
-                              f"{result.returncode}\n").replace(f"{ROOT}/", "")
+                printed = f"{result.stdout}{result.stderr}".replace(f"{ROOT}/", "")
+                text = masked(f"$ ffpa {' '.join(shown)}\n{printed}exit {result.returncode}\n")
                 file = GOLDEN / f"{name}.txt"
                 if WRITE:
                     GOLDEN.mkdir(parents=True, exist_ok=True)
@@ -333,7 +333,7 @@ class Outputs(Folder):
         path = self.put("x.safetensors", safetensors(GOOD))
         out = self.folder / "out.safetensors"
         out.write_text("old")
-        result = ffpa("run", path, "--lse", "--grad", "--allow-slow", "-o", out)
+        result = ffpa("run", path, "--lse", "--grad", "-o", out)
         self.assertEqual(result.returncode, DONE, result.stderr)
         self.assertEqual(sorted(os.listdir(self.folder)), ["out.safetensors", "x.safetensors"])
         written = read_safetensors(out)
@@ -374,7 +374,7 @@ class Outputs(Folder):
     def test_folder_of_npy(self):
         path = self.put("x.safetensors", safetensors(GOOD))
         (self.folder / "out").mkdir()
-        result = ffpa("run", path, "--grad", "--lse", "--allow-slow", "--dtype", "bf16", "-o", self.folder / "out")
+        result = ffpa("run", path, "--grad", "--lse", "--dtype", "bf16", "-o", self.folder / "out")
         self.assertEqual(result.returncode, DONE, result.stderr)
         self.assertEqual(sorted(os.listdir(self.folder / "out")),
                          ["dk.npy", "dq.npy", "dv.npy", "lse.npy", "o.npy"])
@@ -431,11 +431,11 @@ class Results(Folder):
 
     def test_gradients(self):
         tensors = dict(GOOD, q=("F32", [1, 1, 3, 2], [0.0] * 6))
-        dv, dk = self.run_tensors(tensors, "--grad", "--allow-slow", names=("dv", "dk"))
+        dv, dk = self.run_tensors(tensors, "--grad", names=("dv", "dk"))
         self.assertClose(dv[2], [1.0] * 6, 1e-6)  # P = 1/3 everywhere, three rows of ones
         self.assertEqual(dk[2], [0.0] * 6)        # q is zero
         dout = ("F32", [1, 1, 3, 2], [3.0, 0.0] * 3)
-        self.assertClose(self.run_tensors(dict(tensors, dout=dout), "--grad", "--allow-slow",
+        self.assertClose(self.run_tensors(dict(tensors, dout=dout), "--grad",
                                           names=("dv",))[0][2],
                          [3.0, 0.0] * 3, 1e-6)
 
@@ -478,7 +478,7 @@ class Results(Folder):
 
     def test_problem_file(self):
         path = self.put("problems.txt", f"# two\n{SMALL}\n\n  {SMALL_BWD}  # the second\r\n".encode())
-        result = ffpa("check", "-f", path, "--allow-slow")
+        result = ffpa("check", "-f", path)
         self.assertEqual(result.returncode, DONE, result.stderr)
         self.assertIn("2 of 2 problems passed", result.stdout)
         path = self.put("problems.txt", f"{SMALL}\nnonsense\n".encode())
@@ -500,7 +500,7 @@ class Json(Folder):
 
     def test_every_command(self):
         self.assertTrue(self.document(DONE, "info")["backends"]["reference"])
-        checked = self.document(DONE, "check", SMALL, SMALL_BWD, "--allow-slow")["results"]
+        checked = self.document(DONE, "check", SMALL, SMALL_BWD)["results"]
         self.assertEqual([r["pass"] for r in checked], [True, True])
         self.assertEqual([o["name"] for o in checked[1]["outputs"]],
                          ["o", "lse", "dq", "dk", "dv", "dmask", "dsink"])
@@ -533,8 +533,8 @@ class Json(Folder):
     def test_problems_round_trip(self):
         for text in [SMALL, SMALL_BWD, "fwd,f32,b1h1,q1k1,d1,softcap2.5,win-1:3,alibi,dropout0.25,seed9",
                      "fwd,bf16,b2h4k2,q3k50,d64,varlen=50+17,page16", "bwd,f16,b1h1,q5k5,d8v4,bnhd,scale0"]:
-            once = self.document(DONE, "explain", text, "--allow-slow")["results"][0]["problem"]
-            again = self.document(DONE, "explain", once, "--allow-slow")["results"][0]["problem"]
+            once = self.document(DONE, "explain", text)["results"][0]["problem"]
+            again = self.document(DONE, "explain", once)["results"][0]["problem"]
             self.assertEqual(once, again)
             self.assertEqual(sorted(once.split(",")), sorted(text.split(",")))
 
