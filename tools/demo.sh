@@ -1,6 +1,7 @@
 #!/bin/sh
 # demo.sh - the main job on real tensors: attention of a sentence encoder's layer against float64
-# answers, full and causal; then how fast a layer of head dimension 512 runs, and how.
+# answers, full and causal; then how fast a layer of head dimension 512 runs forward, backward and as a
+# decoding step, and how.
 set -eu
 cd "$(dirname "$0")/.."
 ffpa=${BUILD:-build}/ffpa
@@ -13,5 +14,5 @@ show() {
 }
 show "$ffpa" run $data.safetensors --expect ${data}_expected.safetensors
 show "$ffpa" run $data.safetensors --causal --expect ${data}_expected.safetensors --expect-suffix _causal
-show "$ffpa" bench fwd,bf16,b1h8,q1024k1024,d512 fwd,bf16,b1h8k1,q1k16384,d512
+show "$ffpa" bench fwd,bf16,b1h8,q1024k1024,d512 bwd,bf16,b1h8,q1024k1024,d512 fwd,bf16,b1h8k1,q1k16384,d512
 show "$ffpa" explain fwd,bf16,b1h32k4,q4096k4096,d512,causal
