@@ -153,6 +153,23 @@ static void dropout_with_causal(const setting *s)
 }
 CASE(b53_dropout_with_causal, ON_ALL, 192, dropout_with_causal)
 
+/* A dropped weight is 0, and 0 times NaN or infinity is NaN: unlike a masked key, a dropped one is seen. */
+static void dropped_weights_are_zeros(const setting *s)
+{
+    const double what[] = {(double)NAN, (double)INFINITY};
+    for (size_t x = 0; x < 2 * COUNT(what); x++) {
+        sample *t = sample_new(&(sample_spec){
+            .dtype = s->dtype, .nq = x < 2 ? 60 : 5, .nk = 70, .d = s->d, .backward = true});
+        t->f.causal = FFPA_BOTTOM_RIGHT;
+        sample_use_dropout(t, .5f, 5, x);
+        tensor_put(t->t[V], 0, 0, 40, 3, what[x % 2]);
+        tensor_put(t->t[DOUT], 0, 0, 2, 1, what[x % 2]);
+        judge_sample_on(t, s->path, "dropped weights");
+        sample_free(t);
+    }
+}
+CASE(b52_dropped_weights_are_zeros, ON_ALL, 24, dropped_weights_are_zeros)
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -160,6 +177,7 @@ int main(void)
         cmocka_unit_test(b51_same_seed_same_weights_d512),
         cmocka_unit_test(b52_dropping_nothing_or_all),
         cmocka_unit_test(b52_dropping_half),
+        cmocka_unit_test(b52_dropped_weights_are_zeros),
         cmocka_unit_test(b53_dropout_with_causal),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

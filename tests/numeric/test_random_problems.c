@@ -217,7 +217,7 @@ static void fill(sample *t, uint64_t *rng)
     for (size_t x = 0; x < COUNT(inputs); x++) {
         if (t->t[inputs[x]]) tensor_random(t->t[inputs[x]], rng, -1, 1);
     }
-    if (t->f.dropout || !chance(rng, 8)) return; /* what a dropped NaN means is not defined */
+    if (!chance(rng, 8)) return;
     tensor *x = t->t[inputs[tensor_below(rng, 3)]];
     const int64_t *n = x->view.shape;
     tensor_put(x, tensor_below(rng, n[0]), tensor_below(rng, n[1]), tensor_below(rng, n[2]),

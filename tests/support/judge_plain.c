@@ -18,6 +18,7 @@ typedef struct span {
 typedef struct row {
     double *score, *bend, *prob, *keep; /* [nk] s, dt/dx, P, keep factor */
     bool *allowed;
+    bool empty; /* no key, or all scores -inf: at most a sink */
     double lse;
 } row;
 
@@ -158,9 +159,11 @@ static void normalise_row(work *w)
     const double sink = t->t[SINK] ? tensor_at(t->t[SINK], 0, w->h, 0, 0) : -(double)INFINITY;
     double most = sink, sum = 0.0;
     bool nan = false;
+    r->empty = true;
     for (int64_t j = 0; j < w->s.nk; j++) {
         if (!r->allowed[j]) continue;
         if (isnan(r->score[j])) nan = true;
+        if (r->score[j] != -(double)INFINITY) r->empty = false;
         if (r->score[j] > most) most = r->score[j];
     }
     const bool empty = most == -(double)INFINITY && !nan;
@@ -232,7 +235,7 @@ static void gradient_row(const work *w)
         t->t[DLSE] ? -tensor_at(t->t[DLSE], s->q_batch, w->h, s->q_row + w->i, 0) : 0.0;
     for (int64_t c = 0; c < w->dv; c++) {
         w->go[c] = tensor_at(t->t[DOUT], s->q_batch, w->h, s->q_row + w->i, c);
-        delta += w->go[c] * w->o[c];
+        if (!w->r.empty) delta += w->go[c] * w->o[c];
     }
     if (w->p->out[DSINK] && w->r.lse != -(double)INFINITY)
         w->p->out[DSINK][w->h] -= exp(tensor_at(t->t[SINK], 0, w->h, 0, 0) - w->r.lse) * delta;
@@ -247,7 +250,7 @@ static void output_row(work *w)
     for (int64_t c = 0; c < w->dv; c++)
         w->o[c] = 0.0;
     for (int64_t j = 0; j < w->s.nk; j++) {
-        if (!r->allowed[j] || (r->keep[j] == 0.0 && !isnan(r->prob[j]))) continue;
+        if (!r->allowed[j]) continue;
         for (int64_t c = 0; c < w->dv; c++)
             w->o[c] += r->keep[j] * r->prob[j] * w->v[j * w->dv + c];
     }
@@ -339,7 +342,8 @@ plain plain_attention(const sample *t)
                                       : 0.0;
     double *space = doubles(4 * nk + (nk + 1) * w.d + (nk + 2) * w.dv);
     w.r = (row){
-        space, space + nk, space + 2 * nk, space + 3 * nk, calloc((size_t)nk, sizeof(bool)), 0};
+        space, space + nk, space + 2 * nk, space + 3 * nk, calloc((size_t)nk, sizeof(bool)),
+        false, 0};
     if (!w.r.allowed) abort();
     w.k = space + 4 * nk, w.q = w.k + nk * w.d;
     w.v = w.q + w.d, w.o = w.v + nk * w.dv, w.go = w.o + w.dv;
