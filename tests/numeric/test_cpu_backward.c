@@ -125,6 +125,39 @@ static void odd_rows(const setting *s)
 }
 CASE(odd_rows_behind_masks, ON_F32 | ON_BF16, 20, odd_rows)
 
+/* NaN in dO of rows without keys. A sink gives these an LSE like any other; they give it nothing. */
+static void only_a_sink(const setting *s)
+{
+    sample *t = problem(s, 40, 2, 1);
+    tensor *mask = sample_put(t, MASK, tensor_new(FFPA_BOOL, 1, 1, 40, 1, NULL));
+    tensor_all(sample_put(t, SINK, tensor_new(FFPA_F32, 1, 2, 1, 1, NULL)), .5);
+    sample_put(t, DSINK, tensor_new(FFPA_F32, 1, 2, 1, 1, NULL));
+    for (int64_t i = 0; i < 40; i++) {
+        tensor_put(mask, 0, 0, i, 0, i % 5 != 3);
+        if (i % 5 == 3) tensor_put(t->t[DOUT], 0, i % 2, i, 1, (double)NAN);
+    }
+    judge_sample_on(t, s->path, "rows with only a sink");
+    sample_free(t);
+}
+CASE(rows_with_only_a_sink, ON_ALL, 24, only_a_sink)
+
+/* Where one key has all of the weight, dP - delta is 0, not what two orders of addition leave. */
+static void one_key_a_row(const setting *s)
+{
+    sample *t = problem(s, 70, 2, 1);
+    tensor *mask = sample_put(t, MASK, tensor_new(FFPA_F32, 1, 1, 70, 70, NULL));
+    tensor_all(mask, -(double)INFINITY);
+    for (int64_t i = 0; i < 70; i++)
+        tensor_put(mask, 0, 0, i, i * 11 % 70, 0);
+    sample_put(t, DMASK, tensor_new(FFPA_F32, 1, 1, 70, 70, NULL));
+    must_run(t, s);
+    const role zero[] = {DQ, DK, DMASK};
+    for (size_t x = 0; x < COUNT(zero); x++)
+        expect_all(t, zero[x], 0, 0, s);
+    sample_free(t);
+}
+CASE(one_key_a_row_gives_no_slope, ON_F32, 1000, one_key_a_row)
+
 /* Masked keys may hold anything: the same bits as with zeros there. */
 static void masked_keys(const setting *s)
 {
@@ -301,6 +334,8 @@ int main(void)
         cmocka_unit_test(every_workspace_limit),
         cmocka_unit_test(some_of_the_gradients),
         cmocka_unit_test(odd_rows_behind_masks),
+        cmocka_unit_test(rows_with_only_a_sink),
+        cmocka_unit_test(one_key_a_row_gives_no_slope),
         cmocka_unit_test(masked_keys_hold_anything),
         cmocka_unit_test(large_scores_keep_their_sum),
         cmocka_unit_test(keys_of_a_larger_whole),

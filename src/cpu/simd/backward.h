@@ -113,7 +113,17 @@ void backward_sequence(backward_work *w, int64_t b, int64_t hk);
 #define backward_load_chunk ISA_NAME(backward_load_chunk)
 void backward_load_chunk(backward_work *w, int64_t chunk0, ptrdiff_t n);
 
-/* Packed rows row0 .. row0 + rows - 1 of the sequence, rows <= bm: all that tiles need of them. */
+/* Make packed rows row0 .. row0 + rows - 1 of the sequence, rows <= bm, the block, with the lse of each lane.
+ * A row whose lse is -inf has no keys: it is as dead as a lane past the last row. */
+#define backward_set_block ISA_NAME(backward_set_block)
+void backward_set_block(backward_work *w, int64_t row0, int rows);
+
+/* The block's rows of Q, dO or O as f32, 0 for dead lanes: as rows `ld` apart, then as panels. */
+#define backward_load_lanes ISA_NAME(backward_load_lanes)
+void backward_load_lanes(const backward_work *w, const ffpa_tensor *t, float *rows,
+                         ptrdiff_t ld, float *panels);
+
+/* Both: all that tiles need of these rows. */
 #define backward_load_block ISA_NAME(backward_load_block)
 void backward_load_block(backward_work *w, int64_t row0, int rows);
 

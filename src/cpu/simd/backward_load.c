@@ -49,25 +49,30 @@ void backward_load_chunk(backward_work *w, int64_t chunk0, ptrdiff_t n)
     }
 }
 
-/* lse, stats and liveness of each lane. A row whose lse is -inf has no keys: it is as dead as a lane
- * past the last row. */
-static void load_stats(backward_work *w)
+void backward_set_block(backward_work *w, int64_t row0, int rows)
 {
-    const call *c = w->job->c;
+    row_block_set(&w->rb, w->job->ask, w->job->c, &w->seq,
+                  (row_place){w->at[0], w->at[1], row0, rows});
     w->dead_lanes = false;
     for (int r = 0; r < w->rb.lanes; r++) {
-        const int64_t h = w->rb.head[r], i = w->rb.query[r];
-        w->lse[r] = *(const float *)sequence_query(&w->seq, &c->f.lse, h, i);
-        const row_stat *stat = backward_stat(w->job, &w->seq, h, i);
-        w->delta[r] = stat->delta;
-        w->norm[r] = stat->norm;
+        w->lse[r] = *(const float *)sequence_query(&w->seq, &w->job->c->f.lse, w->rb.head[r],
+                                                   w->rb.query[r]);
         const bool live = r < w->rb.rows && w->lse[r] != -INFINITY;
         w->live[r] = live ? -1 : 0;
         w->dead_lanes = w->dead_lanes || !live;
     }
 }
 
-/* Rows of Q or dO as f32, with zeros up to whole panels and for dead lanes. */
+static void load_stats(backward_work *w)
+{
+    for (int r = 0; r < w->rb.lanes; r++) {
+        const row_stat *stat = backward_stat(w->job, &w->seq, w->rb.head[r], w->rb.query[r]);
+        w->delta[r] = stat->delta;
+        w->norm[r] = stat->norm;
+    }
+}
+
+/* Rows of Q, dO or O as f32, with zeros up to whole panels and for dead lanes. */
 static void load_rows(const backward_work *w, const ffpa_tensor *t, float *rows, ptrdiff_t ld)
 {
     const ptrdiff_t dim = t->shape[3];
@@ -97,6 +102,13 @@ static void rows_to_lanes(const float *rows, ptrdiff_t ld, ptrdiff_t dim, int la
     }
 }
 
+void backward_load_lanes(const backward_work *w, const ffpa_tensor *t, float *rows,
+                         ptrdiff_t ld, float *panels)
+{
+    load_rows(w, t, rows, ld);
+    rows_to_lanes(rows, ld, t->shape[3], w->rb.lanes, panels);
+}
+
 /* Rows that are not finite become zeros and are listed: their 0 * NaN must not reach keys that they may
  * not see. Returns how many there are. */
 static int take_odd_rows(const backward_work *w, float *rows, ptrdiff_t ld, ptrdiff_t dim,
@@ -116,13 +128,11 @@ void backward_load_block(backward_work *w, int64_t row0, int rows)
     const backward_plan *t = &w->job->t;
     const backward_scratch *m = &w->m;
     const call *c = w->job->c;
-    row_block_set(&w->rb, w->job->ask, c, &w->seq, (row_place){w->at[0], w->at[1], row0, rows});
+    backward_set_block(w, row0, rows);
     scores_begin(&w->sc, &w->rb, m->bias);
     load_stats(w);
-    load_rows(w, &c->f.q, m->q, t->ld_k);
-    load_rows(w, &c->g.dout, m->dout, t->ld_v);
-    rows_to_lanes(m->q, t->ld_k, t->d, w->rb.lanes, m->q_panels);
-    rows_to_lanes(m->dout, t->ld_v, t->dv, w->rb.lanes, m->dout_panels);
+    backward_load_lanes(w, &c->f.q, m->q, t->ld_k, m->q_panels);
+    backward_load_lanes(w, &c->g.dout, m->dout, t->ld_v, m->dout_panels);
     w->odd_q = take_odd_rows(w, m->q, t->ld_k, t->d, w->odd_q_row);
     w->odd_dout = take_odd_rows(w, m->dout, t->ld_v, t->dv, w->odd_dout_row);
 }

@@ -2,7 +2,8 @@
  * norm_i, by which e^(s - lse_i) is multiplied to give P; and dSink = - sum P_sink delta.
  *
  * norm is 1 but for the rounding of lse. That rounding matters when lse is large, and the rounding of a
- * 16-bit O matters in delta, because dP - delta may nearly vanish. Such rows are gone over once more:
+ * 16-bit O matters in delta, because dP - delta may nearly vanish. And where dO is not finite, <dO, O> is
+ * NaN even if the row has no keys and only a sink. Such rows are gone over once more:
  *
  *   l = sum_j e^(s - lse) + e^(sink - lse)    norm = 1 / l    delta = sum_j P keep dP - dLSE
  *
@@ -20,17 +21,22 @@ row_stat *backward_stat(const backward_job *job, const sequence *s, int64_t h, i
     return job->stats + (s->q_batch * q->shape[1] + h) * q->shape[2] + s->q_row + i;
 }
 
-static float dot(const float *a, const float *b, ptrdiff_t n)
+/* <a, b> of the lanes of one panel, added in the order in which tile_mul adds dP: where one key has all
+ * of the weight, delta is that key's dP to the bit, and dS is 0. */
+static void dot_lanes(const float *a, const float *b, ptrdiff_t n, float *out)
 {
-    vf sum = vzero();
-    ptrdiff_t i = 0;
-    for (; i + VL <= n; i += VL)
-        sum += vload(a + i) * vload(b + i);
-    sum += vload_first(a + i, n - i) * vload_first(b + i, n - i);
-    float total = 0;
-    for (int l = 0; l < VL; l++)
-        total += sum[l];
-    return total;
+    vf sum[2] = {vzero(), vzero()};
+    for (ptrdiff_t d0 = 0; d0 < n; d0 += TILE_CHAIN) {
+        const ptrdiff_t end = d0 + TILE_CHAIN < n ? d0 + TILE_CHAIN : n;
+        vf chain[2] = {vzero(), vzero()};
+        for (ptrdiff_t i = d0 * NR; i < end * NR; i += NR)
+            for (int h = 0; h < 2; h++)
+                chain[h] = vfma(vload(a + i + h * VL), vload(b + i + h * VL), chain[h]);
+        for (int h = 0; h < 2; h++)
+            sum[h] += chain[h];
+    }
+    for (int h = 0; h < 2; h++)
+        vstore(out + h * VL, sum[h]);
 }
 
 static float scalar_at(const backward_work *w, const ffpa_tensor *t, int64_t h, int64_t i)
@@ -44,24 +50,28 @@ static float sink_at(const backward_job *job, int64_t h)
     return sink->data ? ((const float *)sink->data)[h * sink->stride[1]] : -INFINITY;
 }
 
-/* <dO, O> of the piece's rows, as given. True if they should be gone over once more. */
-static bool stats_given(backward_work *w, int64_t row0, int rows)
+/* <dO, O> of the piece's rows, as given. True if some should be gone over once more, which is decided row by
+ * row: what else is in its block must not change a row's bits. */
+static bool stats_given(backward_work *w, int64_t row0, int rows, bool *again)
 {
-    const backward_job *job = w->job;
-    const ffpa_tensor *o = &job->c->f.o, *dout = &job->c->g.dout;
-    float *o_row = w->m.row, *dout_row = w->m.row + job->t.dv_pad;
-    bool again = o->dtype != FFPA_F32;
+    const call *c = w->job->c;
+    const backward_plan *t = &w->job->t;
+    float *o_panels = w->m.v; /* keys come later; a chunk is longer than a block */
+    bool any = false;
+    backward_set_block(w, row0, rows);
+    backward_load_lanes(w, &c->f.o, w->m.dv, t->ld_v, o_panels);
+    backward_load_lanes(w, &c->g.dout, w->m.dout, t->ld_v, w->m.dout_panels);
+    for (int p = 0; p < w->rb.lanes; p += NR)
+        dot_lanes(o_panels + p * t->dv, w->m.dout_panels + p * t->dv, t->dv, w->delta + p);
     for (int r = 0; r < rows; r++) {
-        const int64_t i = (row0 + r) / job->group,
-                      h = w->at[1] * job->group + (row0 + r) % job->group;
-        row_load(o_row, sequence_query(&w->seq, o, h, i), o->dtype, o->stride[3], job->t.dv);
-        row_load(dout_row, sequence_query(&w->seq, dout, h, i), dout->dtype, dout->stride[3],
-                 job->t.dv);
-        *backward_stat(job, &w->seq, h, i) = (row_stat){dot(o_row, dout_row, job->t.dv), 1.0f};
-        const float lse = fabsf(scalar_at(w, &job->c->f.lse, h, i));
-        again = again || (lse > LARGE_LSE && lse < INFINITY);
+        *backward_stat(w->job, &w->seq, w->rb.head[r], w->rb.query[r]) =
+            (row_stat){w->delta[r], 1.0f};
+        const float lse = fabsf(w->lse[r]);
+        again[r] = c->f.o.dtype != FFPA_F32 || (lse > LARGE_LSE && lse < INFINITY) ||
+                   !(fabsf(w->delta[r]) < INFINITY);
+        any = any || again[r];
     }
-    return again;
+    return any;
 }
 
 /* Add P and dS of the tile to the sums of each lane. */
@@ -90,7 +100,7 @@ static void stats_correct(backward_work *w, int r, float p_sum, float ds_sum)
         (row_stat){delta, 1.0f / l};
 }
 
-static void stats_again(backward_work *w, int64_t row0, int rows)
+static void stats_again(backward_work *w, int64_t row0, int rows, const bool *again)
 {
     const backward_plan *t = &w->job->t;
     float p_sum[MAX_ROWS] = {0}, ds_sum[MAX_ROWS] = {0};
@@ -105,7 +115,7 @@ static void stats_again(backward_work *w, int64_t row0, int rows)
         if (backward_tile(w, j0, n, WANT_P_DS)) add_tile(w, p_sum, ds_sum);
     }
     for (int r = 0; r < rows; r++)
-        stats_correct(w, r, p_sum[r], ds_sum[r]);
+        if (again[r]) stats_correct(w, r, p_sum[r], ds_sum[r]);
 }
 
 static void stats_piece(void *argument, int64_t piece, int worker)
@@ -120,7 +130,8 @@ static void stats_piece(void *argument, int64_t piece, int worker)
     const int64_t left = w.seq.nq * job->group - row0;
     const int rows = (int)(left < job->t.bm ? left : job->t.bm);
     if (rows <= 0) return;
-    if (stats_given(&w, row0, rows)) stats_again(&w, row0, rows);
+    bool again[MAX_ROWS];
+    if (stats_given(&w, row0, rows, again)) stats_again(&w, row0, rows, again);
     for (int r = 0; r < rows; r++) {
         const int64_t i = (row0 + r) / job->group,
                       h = w.at[1] * job->group + (row0 + r) % job->group;

@@ -13,10 +13,6 @@ INLINE vf multiply_add(const enum walk walk, vf x, vf b, vf acc)
     return walk == PAIRS_K || walk == PAIRS_I ? vdot_bf16(acc, x, b) : vfma(x, b, acc);
 }
 
-/* Longest chain of additions in a product over contiguous rows of A (col = 1), such as scores: their
- * rounding errors are exponentiated, and grow with the length of the chain. */
-enum { CHAIN = 64 };
-
 enum { LINE = 16 }; /* floats of a cache line */
 
 /* m x NR elements of C, or m x n with PARTIAL. m and walk are constants wherever this is inlined. */
@@ -26,7 +22,7 @@ INLINE void tile_block(const int m, const enum walk walk, ptrdiff_t n, ptrdiff_t
     const ptrdiff_t row = walk == ALONG_I || walk == PAIRS_I ? 1 : a->row;
     const ptrdiff_t col = walk == ALONG_K || walk == PAIRS_K ? 1 : a->col;
     const ptrdiff_t n0 = n < VL ? n : VL, n1 = n - n0;
-    const ptrdiff_t chain = col == 1 && depth > CHAIN ? CHAIN : depth;
+    const ptrdiff_t chain = col == 1 && depth > TILE_CHAIN ? TILE_CHAIN : depth;
     const word *pa[(MR + 2) / 3]; /* every third row; the others are one and two strides on */
     const float *pb = b->p;
     bool add = c->add;

@@ -9,8 +9,8 @@
  *      ...     ...     ...         so rows of K (col = 1) and columns of V (row = 1) need no
  *     A[MR-1] .       .            packing; only B's rows must be contiguous.
  *
- * Sums run over k in increasing order for each element, in one chain, whatever m, n and the
- * place of an element in them: results depend on neither tiling of i and j nor threads.
+ * Sums run over k in increasing order for each element, in chains of one length, whatever m, n and
+ * the place of an element in them: results depend on neither tiling of i and j nor threads.
  *
  * Cost model: B's panel (depth x NR floats) is read once per MR rows, so the caller keeps
  * depth <= TILE_DEPTH for it to stay in L1; A streams from L2 and wants a row stride that is
@@ -24,6 +24,10 @@
 #include <stdbool.h>
 
 enum { TILE_DEPTH = 4096 / NR };
+
+/* Longest chain of additions in a product over contiguous rows of A (col = 1), such as scores: their
+ * rounding errors are exponentiated, and grow with the length of the chain. Divides TILE_DEPTH. */
+enum { TILE_CHAIN = 64 };
 
 typedef struct tile_a { /* element (i, k) is p[i * row + k * col]; any strides, any alignment */
     const float *p;
