@@ -160,7 +160,7 @@ static void softmax_panel(block_state *st, const tiles *t, const block_scratch *
     }
     for (ptrdiff_t j = 0; j < n; j++)
         for (int h = 0; h < 2; h++) {
-            const vf e = vexp(vload(s + j * NR + h * VL) - base[h]);
+            const vf e = vexp_weight(vload(s + j * NR + h * VL) - base[h]);
             sum[h] += e;
             vstore(s + j * NR + h * VL, e);
         }

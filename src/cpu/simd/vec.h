@@ -192,19 +192,13 @@ INLINE vu vmul_wide(vu a, uint32_t b, vu *high)
     return a * vuset(b);
 }
 
-/* Nearest integer of lanes within +-2^22, as a float: adding 1.5 * 2^23 rounds to units. */
-INLINE vf vround(vf x)
+/* e^x of lanes that `normal` finds normal; of others arbitrary, but NaN of NaN. Adding 1.5 * 2^23 rounds to
+ * units; 126 more make the sum's low bits the exponent field of 2^(n - 1), n being that integer. Half of e^x,
+ * twice: 2^n itself is out of range just below the overflow bound. */
+INLINE vf vexp_normal(vf x)
 {
-    const vf magic = vset(12582912.0f);
-    return (x + magic) - magic;
-}
-
-/* Lane-wise e^x within 2 ulp; 0 below the normal numbers (-inf included), inf above, NaN stays.
- */
-INLINE vf vexp(vf x)
-{
-    const vi below = x<vset(-87.336540f), above = x> vset(88.722839f);
-    const vf n = vround(vselect(below | above, vzero(), x) * vset(1.44269504f));
+    const vf magic = vset(12582912.0f + 126.0f);
+    const vf shifted = vfma(x, vset(1.44269504f), magic), n = shifted - magic;
     vf r = vfma(n, vset(-0.693359375f), x); /* ln 2 in two parts; n times the first is exact */
     r = vfma(n, vset(2.12194440e-4f), r);
     vf p = vset(1.9875691500e-4f);
@@ -214,12 +208,18 @@ INLINE vf vexp(vf x)
     p = vfma(p, r, vset(1.6666665459e-1f));
     p = vfma(p, r, vset(5.0000001201e-1f));
     p = vfma(p, r * r, r) + vset(1.0f);
-    /* 2^n by its bits; n = 128 happens just below the overflow bound, so in two factors */
-    const vi e = vint(n + vset(12582912.0f)) - viset(0x4b400000);
-    const vi half = e >> 1;
-    p = p * vbits((half + 127) << 23) * vbits((e - half + 127) << 23);
-    p = vselect(below, vzero(), p);
-    return vselect(above, vset(__builtin_inff()), p);
+    p = p * vbits(vint(shifted) << 23);
+    return p + p;
+}
+
+/* Lane-wise e^x within 2 ulp of x at most 88, as weights have it; 0 below the normal numbers (-inf
+ * included), NaN stays. */
+INLINE vf vexp_weight(vf x) { return vselect(x < vset(-86.98f), vzero(), vexp_normal(x)); }
+
+/* The same of any x: inf above the numbers that are finite. */
+INLINE vf vexp(vf x)
+{
+    return vselect(x > vset(88.722839f), vset(__builtin_inff()), vexp_weight(x));
 }
 
 /* Lane-wise tanh: an odd polynomial near 0, where the quotient would cancel. */
