@@ -297,6 +297,7 @@ static void tile_run_few(block_state *st, const tiles *t, const block_scratch *w
                   .s = w->s,
                   .panel_keys = t->bn};
     int16_t odd[MAX_KEYS];
+    few_locate(&f);
     few_scores(&f, w->q);
     softmax_tile(st, t, w, kind);
     if (kind == TILE_MASKED || !row_contiguous(&st->rb.c->f.v)) few_copy_values(&f);

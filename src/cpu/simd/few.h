@@ -15,7 +15,8 @@ enum {
     MANY_KEYS =
         64, /* fewest keys: below, nothing is gained, and as tiles the scores are bit for bit
                        those that backward computes, so that one key has the weight 1 in both */
-    FEW_KEYS = 32 /* keys of a tile: enough to make the softmax cheap */
+    FEW_KEYS =
+        48 /* keys of a tile: whole steps of both products, enough to make the softmax cheap */
 };
 
 /* A tile of keys for these products. */
@@ -27,8 +28,14 @@ typedef struct few_tile {
     ptrdiff_t ld;
     float *s; /* S^T panels, panel_keys keys apart */
     ptrdiff_t panel_keys;
-    bool copied; /* few_copy_values was called */
+    const char
+        *row[3 * FEW_KEYS]; /* as they are read: K of the tile, V of it, K of the next one */
+    bool copied;            /* few_copy_values was called */
 } few_tile;
+
+/* Find the rows of the tile that the other members describe. */
+#define few_locate ISA_NAME(few_locate)
+void few_locate(few_tile *t);
 
 /* Floats between rows of Q in scratch. */
 INLINE ptrdiff_t few_stride(ptrdiff_t d) { return (d + 15) / 16 * 16; }

@@ -160,6 +160,27 @@ INLINE float vsum(vf a)
 #endif
 }
 
+/* The sums of four vectors. */
+typedef float vf4 __attribute__((vector_size(16), aligned(4), may_alias));
+INLINE vf4 vsum4(vf a, vf b, vf c, vf d)
+{
+#if defined(__AVX512F__)
+#    define FOLD(x)                                        \
+        _mm256_add_ps(_mm512_castps512_ps256((__m512)(x)), \
+                      _mm512_extractf32x8_ps((__m512)(x), 1))
+#elif defined(__AVX2__)
+#    define FOLD(x) ((__m256)(x))
+#endif
+#if defined(FOLD)
+    const __m256 ab = _mm256_hadd_ps(FOLD(a), FOLD(b)), cd = _mm256_hadd_ps(FOLD(c), FOLD(d));
+    const __m256 sums = _mm256_hadd_ps(ab, cd); /* of the halves */
+    return (vf4)_mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
+#    undef FOLD
+#else
+    return (vf4){vsum(a), vsum(b), vsum(c), vsum(d)};
+#endif
+}
+
 /* Bring the cache line of p into L1. */
 INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, 3); }
 
