@@ -35,6 +35,7 @@ void for_each_setting(unsigned dtypes, int64_t d, void (*body)(const setting *s)
         for (unsigned x = 0; x < 3; x++) {
             if (!(dtypes >> x & 1u)) continue;
             for (unsigned y = 0; y < (d ? 1 : sizeof any_d / sizeof *any_d); y++) {
+                if (judge_quick() && !d && y % 3 != x) continue;
                 const setting s = {p, dtype[x], d ? d : any_d[y]};
                 if (!passed_over(&s, d == 0) && in_shard(n++)) body(&s);
             }

@@ -45,7 +45,7 @@ static void destroy_all(void)
 }
 
 /* The GPU runs where it is asked for: FFPA_TEST_PATH=cuda, or cuda/FAMILY for one family of kernels. */
-static bool wanted(judge_path *p, const char *only)
+static bool wanted(judge_path *p, const char *only, bool spare)
 {
     if (strcmp(p->name, "cuda") == 0) {
         if (!only || strncmp(only, "cuda", 4) != 0) return false;
@@ -53,26 +53,33 @@ static bool wanted(judge_path *p, const char *only)
         return true;
     }
     if (only) return strstr(p->name, only) != NULL;
-    return !judge_quick() || !strstr(p->name, "portable");
+    return !spare || !(p->slow || strstr(p->name, "portable"));
 }
 
-static void create_all(void)
+/* Make the paths usable that are called like `only`, or all but those that are spared; returns how many. */
+static int create_paths(const char *only, bool spare)
 {
-    const char *only = getenv("FFPA_TEST_PATH");
     int n = 0;
-    reference = judge_context("reference", NULL, 2);
-    naive = judge_context("naive", NULL, 2);
-    atexit(destroy_all);
     for (int i = 0; i < PATHS; i++) {
         judge_path *p = &paths[i];
-        if (!wanted(p, only)) continue;
+        if (!wanted(p, only, spare)) continue;
         const ffpa_status status = create(p->backend, p->isa, 2, &p->ctx);
         /* Only an instruction set that this processor lacks may be passed over. */
         if (status == FFPA_E_UNSUPPORTED && p->isa && strncmp(p->isa, "avx", 3) == 0) continue;
         if (status != FFPA_OK) fail_msg("context %s: %s", p->name, ffpa_last_error());
         usable[n++] = *p;
     }
-    if (n == 0) fail_msg("no path is called like FFPA_TEST_PATH=%s", only);
+    return n;
+}
+
+static void create_all(void)
+{
+    const char *only = getenv("FFPA_TEST_PATH");
+    reference = judge_context("reference", NULL, 2);
+    naive = judge_context("naive", NULL, 2);
+    atexit(destroy_all);
+    if (create_paths(only, judge_quick()) == 0 && create_paths(only, false) == 0)
+        fail_msg("no path is called like FFPA_TEST_PATH=%s", only);
 }
 
 const judge_path *judge_paths(void)

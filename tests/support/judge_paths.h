@@ -30,8 +30,9 @@ ffpa_context *judge_context(const char *backend, const char *isa, int threads);
 /* FFPA_TEST_SCALE from the environment, at least 1: how many times the usual work to do. */
 int judge_scale(void);
 
-/* FFPA_TEST_EFFORT=quick: long sweeps thin themselves out, for sanitizer builds, and the portable
- * path, which is the same source as the others, runs only where FFPA_TEST_PATH asks for it. */
+/* FFPA_TEST_EFFORT=quick, for sanitizer builds: long sweeps thin themselves out. The portable path, which is
+ * the same source as the others, and the reference, which runs as the oracle anyway, are only judged where
+ * FFPA_TEST_PATH asks for them. */
 bool judge_quick(void);
 
 #endif
