@@ -1,6 +1,7 @@
 /* test_cpu_backward.c - what is particular to the fast backward: chunks and parts of keys, its two ways to
  * dQ, rows gone over twice, and NaN in tiles that masks cut through. The options as such are judged in
  * test_options_grid, the edges of tiles in test_accept_edges. */
+#include "support/judge_device.h"
 #include "support/judge_rule.h"
 
 #include <math.h>
