@@ -20,11 +20,14 @@ static bool in_shard(unsigned n)
     return n % all == mine - 1;
 }
 
-/* A GPU compiles for every head dimension and dtype; quick leaves the outer ones out. */
-static bool passed_over(const setting *s, bool any)
+/* What quick leaves out of "any D", dtype number x and size number y. A GPU compiles for every head dimension
+ * and dtype, so the outer ones; elsewhere each of the sizes goes to one dtype. */
+static bool passed_over(const setting *s, bool any, unsigned x, unsigned y)
 {
-    return judge_quick() && strcmp(s->path->name, "cuda") == 0 &&
-           (s->dtype == FFPA_F16 || (any && s->d != 64 && s->d != 512));
+    if (!judge_quick()) return false;
+    if (strcmp(s->path->name, "cuda") == 0)
+        return s->dtype == FFPA_F16 || (any && s->d != 64 && s->d != 512);
+    return any && y % 3 != x;
 }
 
 void for_each_setting(unsigned dtypes, int64_t d, void (*body)(const setting *s))
@@ -35,9 +38,8 @@ void for_each_setting(unsigned dtypes, int64_t d, void (*body)(const setting *s)
         for (unsigned x = 0; x < 3; x++) {
             if (!(dtypes >> x & 1u)) continue;
             for (unsigned y = 0; y < (d ? 1 : sizeof any_d / sizeof *any_d); y++) {
-                if (judge_quick() && !d && y % 3 != x) continue;
                 const setting s = {p, dtype[x], d ? d : any_d[y]};
-                if (!passed_over(&s, d == 0) && in_shard(n++)) body(&s);
+                if (!passed_over(&s, d == 0, x, y) && in_shard(n++)) body(&s);
             }
         }
     }
