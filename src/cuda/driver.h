@@ -55,6 +55,8 @@ typedef struct cu_launch_config {
     X(cuFuncSetAttribute, 9000, (cu_function function, int attribute, int value))              \
     X(cuLaunchKernelEx, 11060,                                                                 \
       (const cu_launch_config *config, cu_function function, void **args, void **extra))       \
+    X(cuMemsetD32Async, 3020,                                                                  \
+      (uint64_t address, unsigned value, size_t count, cu_stream stream))                      \
     X(cuTensorMapEncodeTiled, 12000,                                                           \
       (void *map, int type, uint32_t rank, void *address, const uint64_t *extents,             \
        const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,    \

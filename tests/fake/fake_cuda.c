@@ -234,6 +234,15 @@ static cu_result fake_cuLaunchKernelEx(const cu_launch_config *config, cu_functi
     return 0;
 }
 
+static cu_result fake_cuMemsetD32Async(uint64_t address, unsigned value, size_t words,
+                                       cu_stream stream)
+{
+    (void)value, (void)stream;
+    FAIL_IF_ASKED;
+    count(&FAKE.memsets, 1);
+    return address % 4 == 0 && words > 0 && depth > 0 ? 0 : 1;
+}
+
 /* What the real one insists on, with 128-byte swizzle; a map holds its address and its box. */
 static cu_result fake_cuTensorMapEncodeTiled(void *map, int type, uint32_t rank, void *address,
                                              const uint64_t *extents, const uint64_t *strides,

@@ -27,7 +27,7 @@ typedef struct fake_state {
     int fail_at;
     char failed[40]; /* its name */
     /* counted */
-    int calls, compiles, loads, maps;
+    int calls, compiles, loads, maps, memsets;
     int libraries, modules, retained, programs; /* alive now */
     int depth; /* contexts pushed by this thread and not popped */
     int launch_count;
