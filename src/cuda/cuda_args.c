@@ -87,6 +87,23 @@ k_dropout args_dropout(const call *c)
                        .keep_scale = key.keep_scale};
 }
 
+fwd_args args_forward(const call *c, const k_sequences *seq)
+{
+    const ffpa_forward_params *f = &c->f;
+    fwd_args args = {.q = args_tensor(&f->q),
+                     .k = args_tensor(&f->k),
+                     .v = args_tensor(&f->v),
+                     .o = args_tensor(&f->o),
+                     .lse = args_tensor(&f->lse),
+                     .seq = *seq,
+                     .scores = args_scores(c),
+                     .dropout = args_dropout(c),
+                     .hq = (int)f->q.shape[1],
+                     .hk = (int)f->k.shape[1]};
+    args.group = args.hq / args.hk;
+    return args;
+}
+
 int macro_range(const problem *p)
 {
     const key_window w = args_window(&p->ask);

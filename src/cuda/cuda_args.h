@@ -12,6 +12,9 @@ k_sequences args_sequences(const problem *p, const call *c);
 k_scores args_scores(const call *c);
 k_dropout args_dropout(const call *c);
 
+/* Forward: everything but tiles, splits and partial results. */
+fwd_args args_forward(const call *c, const k_sequences *seq);
+
 /* Causal and window as the kernels know them: keys before and after the centre, -1 = unlimited. */
 typedef struct key_window {
     int left, right, top_left;

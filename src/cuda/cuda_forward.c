@@ -280,20 +280,9 @@ static ffpa_status run_attention(const cuda_plan *own, const call *c, const k_se
                                  char *workspace)
 {
     const forward_choice *x = own->choice;
-    const ffpa_forward_params *f = &c->f;
-    fwd_args args = {.q = args_tensor(&f->q),
-                     .k = args_tensor(&f->k),
-                     .v = args_tensor(&f->v),
-                     .o = args_tensor(&f->o),
-                     .lse = args_tensor(&f->lse),
-                     .seq = *seq,
-                     .scores = args_scores(c),
-                     .dropout = args_dropout(c),
-                     .hq = (int)f->q.shape[1],
-                     .hk = (int)f->k.shape[1],
-                     .tiles = x->tiles,
-                     .splits = x->splits};
-    args.group = args.hq / args.hk;
+    fwd_args args = args_forward(c, seq);
+    args.tiles = x->tiles;
+    args.splits = x->splits;
     if (x->spare) args.v = args.o = (k_tensor){.data = workspace + x->spare_at};
     if (x->splits > 1) {
         args.o_part = (float *)(void *)workspace;
@@ -301,7 +290,7 @@ static ffpa_status run_attention(const cuda_plan *own, const call *c, const k_se
     }
     const int64_t blocks = (int64_t)x->splits * x->heads * x->tiles;
     const cuda_grid grid = {blocks, (unsigned)(32 * x->wm * x->wn)};
-    return cuda_launch(own->device, own->kernels[0], f->stream, grid, &args);
+    return cuda_launch(own->device, own->kernels[0], c->f.stream, grid, &args);
 }
 
 static ffpa_status run_combine(const cuda_plan *own, const call *c, const k_sequences *seq,
