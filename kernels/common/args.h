@@ -83,6 +83,19 @@ typedef struct fwd_args {
     int reserved;
 } fwd_args;
 
+/* sm90/fwd_one_sm90.cuh */
+typedef struct fwd_one_args {
+    k_map q_map, k_map, v_map; /* boxes of 64 columns: by 64 rows of q, by FFPA_BN keys */
+    fwd_args f;                /* tiles: lines of FFPA_BM rows of one head; splits 1 */
+    unsigned *counter;         /* 0 before the launch: tiles handed out; NULL = there are as many CTAs as tiles */
+    int heads;                 /* heads that have `tiles` tiles: batch * hq when q is dense, else hq */
+    int head_group;            /* of them walked together: their K and V fit the L2 */
+    float unit;                /* scale * log2(e) */
+    float back, back_rest;     /* scale / unit, in two parts: from log2 units to natural ones */
+    int wide;                  /* rows of o start at 16 bytes, and Dv is a multiple of 8 */
+    k_i64 reserved[3];
+} fwd_one_args;
+
 /* any/split_combine.cuh */
 typedef struct combine_args {
     const float *o_part, *lse_part;
@@ -186,6 +199,7 @@ FFPA_ARGS_SIZE(k_dropout, 48);
 FFPA_ARGS_SIZE(k_chunk, 24);
 FFPA_ARGS_SIZE(k_map, 128);
 FFPA_ARGS_SIZE(fwd_args, 496);
+FFPA_ARGS_SIZE(fwd_one_args, 960);
 FFPA_ARGS_SIZE(combine_args, 216);
 FFPA_ARGS_SIZE(merge_args, 256);
 FFPA_ARGS_SIZE(append_args, 280);

@@ -22,6 +22,13 @@ FFPA_SHAPE int fwd_shared_bytes(int d, int element_bytes, int bm, int bn, int wn
            bm * wn * 8 + 192;
 }
 
+/* sm90/fwd_one_sm90.cuh: Q, rings of K and of V, barriers and tile records. */
+FFPA_SHAPE int fwd_one_shared_bytes(int d, int dv, int bm, int bn, int stages, int v_stages)
+{
+    const int k = shape_panels(d, 2), v = shape_panels(dv, 2);
+    return 128 * (bm * k + bn * (stages * k + v_stages * v)) + 512;
+}
+
 /* Backward, P and dS: a ring of slots, each a 128-byte panel of `rows` queries and one of 128 keys. */
 FFPA_SHAPE int pds_shared_bytes(int rows, int stages) { return stages * (rows + 128) * 128; }
 

@@ -272,6 +272,20 @@ FFPA_DEVICE u32 mul_f16(u32 a, u32 b)
     return r;
 }
 
+// c + a b for two pairs.                                      [fma.rn.bf16x2, fma.rn.f16x2]
+FFPA_DEVICE u32 fma_bf16(u32 a, u32 b, u32 c)
+{
+    u32 r;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+}
+FFPA_DEVICE u32 fma_f16(u32 a, u32 b, u32 c)
+{
+    u32 r;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+}
+
 // log2 x.                                                               [lg2.approx.ftz]
 FFPA_DEVICE float lg2(float x)
 {

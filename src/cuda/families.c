@@ -4,11 +4,14 @@
 #include "cuda/cuda_backend.h"
 #include "cuda/cuda_backward.h"
 #include "cuda/cuda_forward.h"
+#include "cuda/fwd_one_sm90.h"
 
 #include <stdio.h>
 #include <string.h>
 
 const family FAMILIES[] = {
+    {"sm90_one", FFPA_FORWARD, 90, 90, fwd_one_supports, sizeof(fwd_one_choice), fwd_one_choose,
+     fwd_one_run, true},
     {"sm80", FFPA_FORWARD, 80, 999, forward_supports, sizeof(forward_choice), forward_choose,
      forward_run, false},
     {"sm80", FFPA_BACKWARD, 80, 999, backward_supports, sizeof(backward_choice),
