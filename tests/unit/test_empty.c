@@ -1,4 +1,4 @@
-/* test_empty.c - no query heads at all: nothing to compute, but every gradient asked for is written. */
+/* test_empty.c - no query heads, or no keys: nothing to compute, but every gradient asked for is written. */
 #include "support/sample_call.h"
 #include "support/unit.h"
 
@@ -36,8 +36,34 @@ static void gradients_without_query_heads(void **state)
     }
 }
 
+/* Empty tensors may have no address, and still be asked for. */
+static void gradients_without_keys(void **state)
+{
+    (void)state;
+    static const char *const backends[] = {"cpu", "reference", "naive"};
+    static sample_call s;
+    for (size_t b = 0; b < COUNT(backends); b++) {
+        ffpa_context *ctx;
+        const ffpa_context_options options = {
+            .struct_size = sizeof options, .backend = backends[b], .threads = 2};
+        assert_ok(ffpa_context_create(&options, &ctx));
+        sample_init(&s);
+        ffpa_tensor *const keys[] = {&s.f.k, &s.f.v, &s.g.dk, &s.g.dv};
+        for (size_t i = 0; i < COUNT(keys); i++) {
+            keys[i]->shape[2] = 0;
+            keys[i]->data = NULL;
+        }
+        memset(s.mem.dq, 0xff, sizeof s.mem.dq);
+        assert_ok(ffpa_forward(ctx, &s.f));
+        assert_ok(ffpa_backward(ctx, &s.g));
+        check_zero(s.mem.dq, COUNT(s.mem.dq), backends[b], "dq");
+        ffpa_context_destroy(ctx);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(gradients_without_query_heads)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(gradients_without_query_heads),
+                                       cmocka_unit_test(gradients_without_keys)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

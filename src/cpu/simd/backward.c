@@ -177,7 +177,7 @@ ffpa_status cpu_backward(const struct ffpa_plan *plan, const call *c, void *work
     job.wave = l.wave;
     find_longest(&job);
     backward_stats_pass(&job, workers);
-    if (c->g.dk.data || c->g.dv.data) backward_keys_pass(&job, workers);
+    if (job.t.fused || c->g.dk.data || c->g.dv.data) backward_keys_pass(&job, workers);
     if (c->g.dq.data && !job.t.fused) backward_rows_pass(&job, workers);
     if (c->g.dmask.data) backward_mask_pass(&job, workers);
     return FFPA_OK;
