@@ -29,6 +29,11 @@ def ctype(words, stars, structs, enums):
     return SCALARS.get(base, "ctypes.c_void_p")  # what is left are function pointer types
 
 
+def argument_type(text, structs, enums):
+    match = re.match(r"\s*([\w\s]+?)\s*(\**)\s*\w+\s*$", text)
+    return ctype(match[1], match[2], structs, enums)
+
+
 def fields(body, structs, enums, sizes):
     for line in body.split(";"):
         match = re.match(r"\s*([\w\s]+?)\s*(\**)\s*(\w+(?:\s*\[\w+\])?(?:\s*,\s*\w+)*)\s*$", line)
@@ -60,9 +65,11 @@ def mirror(header):
         out += ['        ("%s", %s),' % f for f in fields(body, structs, enums, sizes)]
         out.append("    ]")
         structs.append(name)
-    out += ["", "", "def declare(lib):", '    """Set result types of every function of the library."""']
-    for result, stars, name in re.findall(r"FFPA_API\s+([\w\s]+?)\s*(\**)\s*(ffpa_\w+)\(", text):
+    out += ["", "", "def declare(lib):", '    """Set result and argument types of every function of the library."""']
+    for result, stars, name, arguments in re.findall(r"FFPA_API\s+([\w\s]+?)\s*(\**)\s*(ffpa_\w+)\(([^)]*)\)", text):
+        kinds = [argument_type(a, structs, enums) for a in arguments.split(",") if a.strip() != "void"]
         out.append("    lib.%s.restype = %s" % (name, ctype(result, stars, structs, enums)))
+        out.append("    lib.%s.argtypes = [%s]" % (name, ", ".join(kinds)))
     out.append("    return lib")
     return "\n".join(out) + "\n"
 
