@@ -38,3 +38,6 @@ configure_file(${CMAKE_CURRENT_LIST_DIR}/ffpa.pc.in ${PROJECT_BINARY_DIR}/packag
 install(FILES ${PROJECT_BINARY_DIR}/package/ffpaConfig.cmake
   ${PROJECT_BINARY_DIR}/package/ffpaConfigVersion.cmake DESTINATION ${FFPA_CONFIG_DIR})
 install(FILES ${PROJECT_BINARY_DIR}/package/ffpa.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+# Inside the Python wheel: the library alone, under one plain name, beside the package's modules.
+install(FILES $<TARGET_FILE:ffpa_shared> RENAME libffpa.so DESTINATION ffpa COMPONENT python EXCLUDE_FROM_ALL)

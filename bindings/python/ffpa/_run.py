@@ -1,0 +1,130 @@
+"""Forward, backward and merge over any kind of array. `memory` is the module that knows the kind: _numpy_memory or
+_torch_memory, each with key, layout, pointer, maker, work_maker and set_stream."""
+import ctypes
+import threading
+
+from . import _abi
+from ._library import check, context, lib, new
+from ._problem import BackwardProblem, Kept, Problem, Tensors, dense_layout
+
+_forward_problems, _backward_problems = Kept(), Kept()
+_last = threading.local()
+
+
+def last_path():
+    """Path that the last call on this thread took, such as "cpu/avx2/forward" or "sdpa"; "" before the first.
+    Backward passes that PyTorch runs on threads of its own are seen by last_backward_path()."""
+    return getattr(_last, "other", None) or lib.ffpa_last_path().decode()
+
+
+def took(path):
+    """Note that something else than the library answered the call; None = the library did."""
+    _last.other = path
+
+
+_last_backward = ""
+
+
+def last_backward_path():
+    """Path that the last backward pass took, on any thread."""
+    return _last_backward
+
+
+def took_backward(path):
+    global _last_backward
+    _last_backward = path
+
+
+def _layouts(memory, tensors):
+    layout = memory.layout
+    return Tensors(*[None if t is None else layout(t) for t in tensors])
+
+
+def forward(memory, tensors, options, want_lse=True):
+    """(o, lse), both new; lse is [B, H, N, 1], None when not wanted."""
+    return run(memory, problem_of(memory, tensors, options, want_lse), tensors)
+
+
+def problem_of(memory, tensors, options, want_lse):
+    """Planned, and kept for the next call of the same layouts."""
+    key = (memory.key(tensors), options, want_lse)
+    problem = _forward_problems.get(key)
+    if problem is None:
+        problem = Problem(_layouts(memory, tensors), options, want_lse, memory, tensors.q)
+        slot = problem.take()
+        slot.bind(tensors, memory.pointer)
+        problem.plan(slot, memory, tensors.q)
+        problem.give(slot)
+        _forward_problems.put(key, problem)
+    return problem
+
+
+def run(memory, problem, tensors):
+    """A problem whose layouts are those of `tensors`, whose first fields suffice when the rest are absent."""
+    slot = problem.take()
+    slot.bind(tensors, memory.pointer)
+    o, lse = problem.new_o(), None
+    slot.o.data = memory.pointer(o)
+    if problem.new_lse is not None:
+        lse = problem.new_lse()
+        slot.lse.data = memory.pointer(lse)
+    work = problem.new_work and problem.new_work(slot.params)  # lives until the call has been enqueued
+    status = lib.ffpa_forward(problem.context, slot.ref)
+    if status:
+        check(status)
+    problem.give(slot)
+    _last.other = None
+    return o, lse
+
+
+def backward(memory, tensors, options, results, wanted):
+    """Gradients by name, for the names in `wanted`. `results` are (o, lse, dout, dlse or None)."""
+    o, lse, dout, dlse = results
+    pointer = memory.pointer
+    key = (memory.key(tensors), options, memory.key(results), wanted)
+    problem = _backward_problems.get(key)
+    known = problem is not None
+    if not known:
+        problem = _new_backward(memory, tensors, options, results, wanted)
+    slot = problem.take()
+    slot.forward.bind(tensors, pointer)
+    slot.forward.o.data, slot.forward.lse.data, slot.dout.data = pointer(o), pointer(lse), pointer(dout)
+    if dlse is not None:
+        slot.dlse.data = pointer(dlse)
+    if not known:
+        problem.plan(slot, memory, tensors.q)
+        _backward_problems.put(key, problem)
+    gradients = {}
+    for name, view in slot.outputs:
+        made = gradients[name] = problem.makers[name]()
+        view.data = pointer(made)
+    work = problem.new_work and problem.new_work(slot.params)
+    check(lib.ffpa_backward(problem.context, slot.ref))
+    problem.give(slot)
+    del work
+    _last.other = None
+    took_backward(problem.path)
+    return gradients
+
+
+def _new_backward(memory, tensors, options, results, wanted):
+    layouts = _layouts(memory, tensors)
+    o, lse, dout, dlse = (None if t is None else memory.layout(t) for t in results)
+    forward_problem = Problem(layouts, options, True, memory, tensors.q)
+    for tensor, layout in ((forward_problem.params.o, o), (forward_problem.params.lse, lse)):
+        tensor.shape[:], tensor.stride[:] = layout.shape, layout.stride
+    return BackwardProblem(forward_problem, layouts, options, dout, dlse, wanted)
+
+
+def merge(memory, o_a, lse_a, o_b, lse_b):
+    """Attention over two disjoint sets of keys from the results over each, [B, H, N, D] and [B, H, N, 1]."""
+    p = new(_abi.ffpa_merge_params)
+    o, lse = (memory.maker(dense_layout(memory.layout(a)), a, False)() for a in (o_a, lse_a))
+    for name, array in dict(o_a=o_a, lse_a=lse_a, o_b=o_b, lse_b=lse_b, o=o, lse=lse).items():
+        layout, tensor = memory.layout(array), getattr(p, name)
+        tensor.shape[:], tensor.stride[:] = layout.shape, layout.stride
+        tensor.dtype, tensor.device, tensor.data = layout.dtype, layout.device, memory.pointer(array)
+    memory.set_stream(p, o_a)
+    check(lib.ffpa_merge(context("auto"), ctypes.byref(p)))
+    return o, lse
+

@@ -1,0 +1,135 @@
+"""Attention over PyTorch tensors, and its gradient. Two ways to the same library calls: straight from here for
+plain tensors, or through the dispatcher (_torch_ops.py) while something traces, transforms or fakes."""
+import torch
+from torch.autograd.function import once_differentiable
+
+from . import _run, _torch_memory as memory
+from ._library import unsupported
+from ._problem import Tensors
+
+SDPA = torch._C._nn.scaled_dot_product_attention  # PyTorch's own, whatever F.scaled_dot_product_attention is by now
+
+_GRADIENTS = ("q", "k", "v", "mask", "sink")
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+_FIELDS = {name: 3 + i for i, name in enumerate(Tensors._fields)}  # position among the inputs of Attention.forward
+_POSITIONS = [(name, _FIELDS[name]) for name in _GRADIENTS]
+
+_modes = torch._C._len_torch_dispatch_stack
+_tracing = torch._C._get_tracing_state
+_transforms = torch._C._functorch.peek_interpreter_stack
+is_neg = torch.Tensor.is_neg
+is_compiling = torch.compiler.is_compiling if hasattr(torch.compiler, "is_compiling") else torch._dynamo.is_compiling
+
+
+def is_transformed():
+    """Inside torch.vmap, torch.func.grad and their like."""
+    return _transforms() is not None
+
+
+def is_plain(tensors):
+    """True when tensors are just memory: no subclass, no lazy negation, and no mode, transform or tracer looks on."""
+    for t in tensors:
+        if t is not None and (type(t) not in _PLAIN or is_neg(t)):
+            return False
+    return not _modes() and _transforms() is None and _tracing() is None
+
+
+def attend(tensors, options):
+    """(o, lse) with gradients; lse is [B, H, N, 1]."""
+    if is_compiling() or not is_plain(tensors):
+        from . import _torch_ops
+        return _torch_ops.attend(tensors, options)
+    if torch.is_grad_enabled():
+        for t in tensors:
+            if t is not None and t.requires_grad:
+                refuse_gradients(tensors)
+                return Attention.apply(None, options, True, *tensors)
+    return _run.forward(memory, tensors, options)
+
+
+# The base class whose apply() does not look for function transforms; attend() and the fast path have done so.
+_Function = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
+
+
+class Attention(_Function):
+    """`problem` is what _run.forward would find for the inputs, or None. Inputs are the first fields of Tensors. lse is
+    a result only when it is wanted: each result costs microseconds."""
+
+    @staticmethod
+    def forward(ctx, problem, options, want_lse, *inputs):
+        if problem is None:
+            o, lse = _run.forward(memory, Tensors(*inputs), options)
+        else:
+            o, lse = _run.run(memory, problem, inputs)
+        ctx.save_for_backward(o, lse, *inputs)
+        ctx.options = options
+        if not want_lse:
+            return o
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout, dlse=None):
+        o, lse, *inputs = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        wanted = tuple(["d" + name for name, at in _POSITIONS if at < len(needs) and needs[at]])
+        result = [None] * len(needs)
+        if wanted and (dout is not None or dlse is not None):
+            found = gradients(Tensors(*inputs), ctx.options, o, lse, dout, dlse, wanted)
+            for name, at in _POSITIONS:
+                if "d" + name in found:
+                    result[at] = found["d" + name]
+        return tuple(result)
+
+
+def refuse_gradients(tensors):
+    if tensors.alibi is not None and tensors.alibi.requires_grad:
+        raise unsupported("ffpa: alibi.requires_grad is set; slopes have no gradient here (detach them)")
+    if tensors.lengths is not None:
+        for name in ("q", "k", "v"):
+            if getattr(tensors, name).requires_grad:
+                raise unsupported("ffpa: %s.requires_grad is set; attention over a KV cache has no gradient" % name)
+
+
+def gradients(tensors, options, o, lse, dout, dlse, wanted):
+    if options.backward_backend == "sdpa":
+        return _sdpa_gradients(tensors, options, dout, dlse, wanted)
+    if dout is None:
+        dout = o.new_zeros(()).expand(o.shape)
+    dout, dlse = dout.resolve_neg(), None if dlse is None else dlse.resolve_neg()
+    return _run.backward(memory, tensors, options, (o, lse, dout, dlse), wanted)
+
+
+def _sdpa_gradients(tensors, options, dout, dlse, wanted):
+    """PyTorch's own backward pass, because the caller asked for it: its forward once more, then its gradient."""
+    check_sdpa_knows(tensors, options, dlse)
+    leaves = {name: getattr(tensors, name).detach().requires_grad_("d" + name in wanted)
+              for name in ("q", "k", "v", "mask") if getattr(tensors, name) is not None and name[0] in "qkvm"
+              and getattr(tensors, name).is_floating_point()}
+    mask = leaves.get("mask", tensors.mask)
+    with torch.enable_grad():
+        out = SDPA(leaves["q"], leaves["k"], leaves["v"], mask, 0.0, bool(options.causal), scale=options.scale,
+                   **gqa_argument(tensors))
+        names = [name for name in leaves if "d" + name in wanted]
+        found = torch.autograd.grad(out, [leaves[name] for name in names], dout)
+    _run.took_backward("sdpa")
+    return {"d" + name: gradient for name, gradient in zip(names, found)}
+
+
+def gqa_argument(tensors):
+    """PyTorch before 2.5 has no such argument."""
+    return {} if tensors.q.shape[1] == tensors.k.shape[1] else {"enable_gqa": True}
+
+
+def check_sdpa_knows(tensors, options, dlse=None):
+    bottom_right = options.causal == 2 and tensors.q.shape[2] != tensors.k.shape[2]
+    foreign = [name for name, there in (
+        ("window", options.window is not None), ("softcap", options.softcap), ("sink", tensors.sink is not None),
+        ("alibi", tensors.alibi is not None), ("packed sequences", tensors.cu_q is not None),
+        ("causal_align='bottom_right' with different lengths", bottom_right),
+        ("the gradient of lse", dlse is not None), ("a mask together with is_causal", tensors.mask is not None and options.causal),
+        ("dropout in a backward pass of its own", options.dropout_p and options.forward_backend != "sdpa"),
+    ) if there]
+    if foreign:
+        raise unsupported("ffpa: backend 'sdpa' was asked for, but PyTorch's attention has no %s" % ", ".join(foreign))

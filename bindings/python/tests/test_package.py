@@ -1,0 +1,100 @@
+"""The package as a whole: what it imports, asking, errors, processes and threads."""
+import os
+import pickle
+import subprocess
+import sys
+import threading
+
+import numpy
+import pytest
+
+import ffpa
+
+
+def fresh(code, **environment):
+    """Run code in a new interpreter; its standard output."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120,
+                          env=dict(os.environ, **environment))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_brings_neither_torch_nor_numpy():
+    out = fresh("import sys, ffpa; print(sorted({'torch', 'numpy'} & set(sys.modules)))")
+    assert out.strip() == "[]"
+
+
+def test_selftest_is_green():
+    out = fresh("import ffpa; ffpa.selftest()")
+    assert "7 passed, 0 failed" in out.splitlines()[-1]
+
+
+def test_info_and_version():
+    found = ffpa.info()
+    assert found["ffpa"] == ffpa.__version__ and "backend=auto" in found["context"]
+    assert os.path.exists(found["library"])
+
+
+def test_explain():
+    report = ffpa.explain("fwd,f32,b1h8k2,q100k100,d512,causal")
+    assert report.problem == "fwd,f32,b1h8k2,q100k100,d512,causal" and report.path.startswith("cpu/")
+    assert report.flop == 2 * 8 * (100 * 101 / 2) * 1024
+    refused = ffpa.explain("fwd,f64,b1h1,q4k4,d8")
+    assert refused.path == "" and refused.reason and refused.refusals
+    with pytest.raises(ffpa.FfpaError, match="problem"):
+        ffpa.explain("forward please")
+
+
+def test_errors_say_what_they_are_and_travel():
+    with pytest.raises(ffpa.FfpaError) as caught:
+        ffpa.explain("nonsense")
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert isinstance(error, RuntimeError) and error.name == "FFPA_E_INVALID" and str(error) == str(caught.value)
+
+
+def test_a_missing_library_is_an_import_error():
+    done = subprocess.run([sys.executable, "-c", "import ffpa"], capture_output=True, text=True,
+                          env=dict(os.environ, FFPA_LIBRARY="/nowhere/libffpa.so"))
+    assert done.returncode == 1 and "ImportError" in done.stderr and "/nowhere/libffpa.so" in done.stderr
+
+
+def test_log_lines_go_to_logging():
+    out = fresh("import logging, numpy, sys; logging.basicConfig(level=logging.INFO, stream=sys.stdout); import ffpa;"
+                "q = numpy.ones((1, 1, 4, 8), 'f4'); ffpa.ffpa_attn_func(q, q, q)")
+    assert "INFO:ffpa:plan cpu/" in out
+
+
+def test_threads():
+    q = numpy.random.default_rng(0).standard_normal((1, 4, 60, 64), dtype="f4")
+    expected, wrong = ffpa.ffpa_attn_func(q, q, q, is_causal=True), []
+
+    def work():
+        for _ in range(20):
+            if not numpy.array_equal(ffpa.ffpa_attn_func(q, q, q, is_causal=True), expected):
+                wrong.append(ffpa.last_path())
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert not wrong
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_fork():
+    q = numpy.random.default_rng(0).standard_normal((1, 4, 60, 64), dtype="f4")
+    expected = ffpa.ffpa_attn_func(q, q, q)  # the parent's pool is running now
+    children = []
+    for _ in range(4):
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if numpy.array_equal(ffpa.ffpa_attn_func(q, q, q), expected) else 1)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0, 0]
+
+
+def test_many_shapes_do_not_pile_up():
+    from ffpa import _run
+    for n in range(1, 700):
+        q = numpy.ones((1, 1, n, 1), "f4")
+        ffpa.ffpa_attn_func(q, q, q)
+    assert len(_run._forward_problems.entries) <= _run._forward_problems.limit
