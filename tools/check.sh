@@ -1,6 +1,6 @@
 #!/bin/bash
 # check.sh - everything that must hold before a commit lands on main: text rules, three builds, every
-# test in two of them, the thread sanitizer, an install. Logs: build-check/*.log. Goes on after a
+# test in two of them, the thread sanitizer, an install, the Python package. Logs: build-check/*.log. Goes on after a
 # failure, so one run tells all; the last line is the verdict.
 set -u
 cd "$(dirname "$0")/.."
@@ -37,7 +37,7 @@ tests() {
 quick_tests() { FFPA_TEST_EFFORT=quick tests "$@"; }
 
 # Test counts, where a person and CI look for them.
-closing_lines() { grep -E 'tests passed|Total Test time|No tests were found' "$work/$1.log"; }
+closing_lines() { grep -E 'tests passed|Total Test time|No tests were found|[0-9]+ passed' "$work/$1.log"; }
 
 export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=1:allocator_may_return_null=1
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
@@ -53,6 +53,8 @@ step gcc build gcc all -DCMAKE_C_COMPILER=gcc
 step gcc-tests tests gcc
 closing_lines gcc-tests
 step install tests/install/run_install_test.sh "$work/gcc" "$work/install"
+step python tools/python_tests.sh "$work/python"
+closing_lines python
 
 step clang build clang all -DCMAKE_C_COMPILER=clang-14 -DFFPA_FUZZ=ON
 

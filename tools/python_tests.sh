@@ -1,0 +1,41 @@
+#!/bin/bash
+# python_tests.sh WORK - build the wheel, install it into a virtual environment under WORK, and run its tests.
+# NumPy's part always; with WITH_TORCH=1 PyTorch's and the hooks into other packages, at pinned versions.
+set -eu
+cd "$(dirname "$0")/.."
+work=$1
+mkdir -p "$work"
+work=$(cd "$work" && pwd)
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+
+# environment NAME PYTHON PACKAGE...: a virtual environment with the wheel and these packages.
+environment() {
+    local folder=$work/$1 python=$2
+    shift 2
+    [ -x "$folder/bin/python" ] || "$python" -m venv "$folder"
+    "$folder/bin/python" -m pip install -q "$@"
+}
+
+packages=(numpy pytest hypothesis scikit-build-core)
+if [ "${WITH_TORCH:-0}" = 1 ]; then
+    packages+=(torch==2.13.0 transformers==5.24.0 diffusers==0.42.1 matplotlib)
+fi
+environment venv python3 "${packages[@]}"
+
+rm -rf "$work/wheel"
+"$work/venv/bin/python" -m pip wheel -q --no-deps --no-build-isolation -w "$work/wheel" .
+wheel=$(echo "$work"/wheel/ffpa-*-py3-none-*.whl)
+"$work/venv/bin/python" -m pip install -q --no-deps --force-reinstall "$wheel"
+
+# The same file under the oldest and the newest Python, where they are installed.
+for version in 3.9 3.13; do
+    release=$(pyenv latest "$version" 2>/dev/null || true)
+    if PYENV_VERSION=$release "python$version" -c "import venv" 2>/dev/null; then
+        PYENV_VERSION=$release environment "$version" "python$version" --no-deps numpy "$wheel" --force-reinstall
+        "$work/$version/bin/python" -c "import ffpa; ffpa.selftest()" >"$work/$version.log" ||
+            { cat "$work/$version.log"; exit 1; }
+        echo "Python $version: $(tail -n 1 "$work/$version.log")"
+    fi
+done
+
+exec "$work/venv/bin/python" -m pytest bindings/python/tests -p no:cacheprovider
