@@ -64,6 +64,13 @@ def forward_config(dtype, d, dv, rows, shared_kib, options=None):
     raise ValueError("no tile fits")
 
 
+def pair_bytes(d, dv, vrows, stages):
+    """pair_shared_bytes of kernels/common/shapes.h."""
+    half = (ceil_div(dv, 64) + 1) // 2
+    slot = max(8192, (half - 1 if half > 4 else half) * vrows * 128)
+    return 2 * (ceil_div(d, 64) * 8192 + 2 * 8192 + 1024) + stages * slot + 1024
+
+
 def pds_bytes(stages):
     return stages * 2 * 128 * 128
 
@@ -179,6 +186,37 @@ def forward_variants(arch):
     yield named(forward_variant(BF16, 512, 512, arch, rows=16, PACK=1, SPLIT=1, CACHE=2), "paged")
 
 
+def pair_config(d, dv):
+    """Steps of the pairs' kernel: choose_steps of src/cuda/fwd_pair_sm90.c."""
+    chunks, columns = ceil_div(d, 64), ceil_div(dv, 64)
+
+    def stages(vrows):
+        slot = pair_bytes(d, dv, vrows, 1) - pair_bytes(d, dv, vrows, 0)
+        return (SHARED["sm_90a"] * 1024 - pair_bytes(d, dv, vrows, 0)) // slot
+    vrows = 32 if columns <= 6 and stages(32) >= 7 else 16
+    return dict(VROWS=vrows, STAGES=stages(vrows), FLIGHT=4 if vrows == 16 and stages(vrows) >= 8 else 2,
+                KLAG=2 if vrows == 32 or chunks == 8 else 1, SWAP_AT=(2, 4, 4, 5, 5)[chunks - 5],
+                REGS=232 if columns <= 7 else 240)
+
+
+def hopper_variants(arch):
+    if arch != "sm_90a":
+        return
+    every = dict(RANGE=1, MASK=F32, SOFTCAP=1, ALIBI=1, SINK=1, DROPOUT=1)
+    for d, dv in ((320, 320), (384, 384), (448, 448), (512, 512), (576, 576), (576, 512)):
+        more = [("", {}), ("causal", dict(RANGE=1)), ("varlen", dict(RANGE=1, SINK=1, VARLEN=1))]
+        more += [("every", every), ("mask", dict(MASK=BOOL)), ("softcap", dict(SOFTCAP=1))] if d == 320 else []
+        for suffix, options in more:
+            config = dict(DTYPE=BF16, D=d, DV=dv, **pair_config(d, dv))
+            yield named(("sm90/fwd_pair_sm90.cuh", config | options, f"fwd_pair_bf16_d{d}v{dv}"), suffix)
+    for d, dv in ((264, 328), (512, 512)):
+        yield "sm90/fwd_pair_sm90.cuh", dict(DTYPE=F16, D=d, DV=dv, RANGE=1, **pair_config(d, dv)), f"fwd_pair_f16_d{d}v{dv}_causal"
+    for d in (640, 768, 896, 1024):
+        for suffix, options in (("", {}), ("causal", dict(RANGE=1, SINK=1))):
+            for part in ("p", "pv"):
+                yield named((f"sm90/fwd_spill_{part}_sm90.cuh", dict(DTYPE=BF16, D=d, DV=d, **options), f"fwd_spill_{part}_bf16_d{d}"), suffix)
+
+
 def backward_variants(arch):
     every = dict(RANGE=1, SOFTCAP=1, ALIBI=1, DROPOUT=1, MASK=F32, DMASK=1)
     stages = pds_stages(SHARED[arch])
@@ -205,7 +243,7 @@ def small_variants(arch):
 def shipped(arch):
     """Each variant once: a narrow part's configs may coincide."""
     seen = set()
-    for v in (*forward_variants(arch), *backward_variants(arch), *small_variants(arch)):
+    for v in (*forward_variants(arch), *hopper_variants(arch), *backward_variants(arch), *small_variants(arch)):
         if v[2] not in seen:
             seen.add(v[2])
             yield v
@@ -227,6 +265,10 @@ def parse():
 
 def shared_bytes(file, config):
     c = {k: int(v) for k, v in config.items()}
+    if "spill" in file:
+        return (3 * 7 if "pv" in file else 4 * 5) * 8192 + 6 * 8192 + 1024
+    if "fwd_pair" in file:
+        return pair_bytes(c["D"], c["DV"], c["VROWS"], c["STAGES"])
     if "fwd" in file:
         return forward_bytes(c["DTYPE"], c["D"], c["BM"], c["BN"], c["WN"], c["STAGES"] * c["PANELS"])
     if "pds" in file:

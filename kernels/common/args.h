@@ -96,6 +96,39 @@ typedef struct fwd_one_args {
     k_i64 reserved[3];
 } fwd_one_args;
 
+/* sm90/fwd_pair_sm90.cuh */
+typedef struct fwd_pair_args {
+    k_map q, k;               /* boxes of 64 rows x 64 columns: map_rows */
+    k_map v, v_half;          /* V slots, and the half chunk (fwd_pair_plan_sm90.cuh) */
+    k_tensor o, lse;          /* rows of o at 16 bytes; lse.data NULL = not wanted */
+    k_tensor q_rows, k_rows, v_rows; /* the tensors behind the maps */
+    k_sequences seq;
+    k_scores scores;
+    k_dropout dropout;
+    unsigned *counter;        /* 0 before the launch: tiles handed out beyond one per pair */
+    int hq, group;
+    int tiles, total;         /* lines of 128 query rows of one head; of all heads */
+    float scale_log2;         /* scale * log2 e */
+    int reserved;
+} fwd_pair_args;
+
+/* sm90/fwd_spill_p_sm90.cuh, sm90/fwd_spill_pv_sm90.cuh: dense problems only */
+typedef struct fwd_spill_args {
+    k_map q, k, v, o_map;     /* boxes of 128, 192, 64 and 64 rows x 64 columns: map_rows */
+    k_tensor q_rows, k_rows, v_rows, o; /* the tensors behind the maps */
+    k_tensor lse;             /* data NULL = not wanted */
+    k_scores scores;
+    void *p;                  /* the workspace: fwd_spill_plan_sm90.cuh */
+    const void *zero;
+    unsigned *moved;
+    float *factor, *inverse, *base;
+    int head0, heads;         /* the chunk: heads head0 .. of B * Hq, */
+    int row0, q_tiles;        /* q_tiles x 128 rows of each, from row0 on */
+    int k_blocks, k_tiles;    /* of 64 and of 192 keys */
+    int hq, group, nq, nk;
+    float scale_log2;         /* scale * log2 e */
+} fwd_spill_args;
+
 /* any/split_combine.cuh */
 typedef struct combine_args {
     const float *o_part, *lse_part;
@@ -200,6 +233,8 @@ FFPA_ARGS_SIZE(k_chunk, 24);
 FFPA_ARGS_SIZE(k_map, 128);
 FFPA_ARGS_SIZE(fwd_args, 496);
 FFPA_ARGS_SIZE(fwd_one_args, 960);
+FFPA_ARGS_SIZE(fwd_pair_args, 1024);
+FFPA_ARGS_SIZE(fwd_spill_args, 960);
 FFPA_ARGS_SIZE(combine_args, 216);
 FFPA_ARGS_SIZE(merge_args, 256);
 FFPA_ARGS_SIZE(append_args, 280);

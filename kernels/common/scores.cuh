@@ -21,6 +21,15 @@ FFPA_DEVICE KeyRange key_range(int left, int right, int top_left, int i, int nq,
     return {lo, hi};
 }
 
+// The same for all queries of a sequence at once: query i sees keys [lo + i, hi + i) of those that exist.
+FFPA_DEVICE KeyRange key_line(const k_scores &c, int nq, int nk)
+{
+    const i64 far = 1 << 30, centre = c.top_left ? 0 : (i64)nk - nq; // sizes are below 2^29
+    const i64 hi = FFPA_RANGE && c.right >= 0 ? centre + c.right + 1 : far;
+    const i64 lo = FFPA_RANGE && c.left >= 0 ? centre - c.left : -far;
+    return {clamp_int(lo, -far, far), clamp_int(hi, -far, far)};
+}
+
 // What one thread keeps of one query row.
 struct ScoreRow {
     KeyRange keys;

@@ -38,5 +38,21 @@ FFPA_SHAPE int gemm_shared_bytes(int bn, int stages)
     return stages * (128 * 128 + 128 * bn);
 }
 
+/* Forward on pairs of CTAs: a ring slot holds 64 keys x 64 columns of K, or vrows keys of a CTA's columns of V. */
+FFPA_SHAPE int pair_slot_bytes(int dv, int vrows)
+{
+    const int half = (shape_panels(dv, 2) + 1) / 2, v = (half > 4 ? half - 1 : half) * vrows * 128;
+    return v > 64 * 128 ? v : 64 * 128;
+}
+
+/* Two teams' Q, P in and P out; the ring; barriers, bases and sums. */
+FFPA_SHAPE int pair_shared_bytes(int d, int dv, int vrows, int stages)
+{
+    return 2 * (shape_panels(d, 2) * 8192 + 2 * 8192 + 1024) + stages * pair_slot_bytes(dv, vrows) + 1024;
+}
+
+/* Forward with P spilled: four slots of 320 rows of a chunk (P V: three of 448) and two staging tiles; barriers. */
+#define SPILL_SHARED_BYTES (4 * 5 * 8192 + 6 * 8192 + 1024)
+#define SPILL_PV_SHARED_BYTES (3 * 7 * 8192 + 6 * 8192 + 1024)
 
 #endif

@@ -241,6 +241,17 @@ template <int THREADS> FFPA_DEVICE void named_arrive(u32 id)
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
 }
 
+// The same as named_sync; is `x` true for any of its threads?                  [bar.red.or.pred]
+template <int THREADS> FFPA_DEVICE bool named_any(u32 id, bool x)
+{
+    u32 any;
+    asm volatile("{ .reg .pred p, q; setp.ne.u32 p, %1, 0; bar.red.or.pred q, %2, %3, p; selp.u32 %0, 1, 0, q; }"
+                 : "=r"(any)
+                 : "r"((u32)x), "r"(id), "n"(THREADS)
+                 : "memory");
+    return any;
+}
+
 // Four 8 x 8 matrices of 16-bit elements to shared memory, lane l giving the address of row l % 8 of matrix l / 8;
 // the same, each matrix transposed.                                          [stmatrix]
 FFPA_DEVICE void stmatrix4(u32 addr, u32 x0, u32 x1, u32 x2, u32 x3)

@@ -5,18 +5,21 @@
 #include "cuda/cuda_backward.h"
 #include "cuda/cuda_forward.h"
 #include "cuda/fwd_one_sm90.h"
+#include "cuda/fwd_pair_sm90.h"
 
 #include <stdio.h>
 #include <string.h>
 
 const family FAMILIES[] = {
-    {"sm90_one", FFPA_FORWARD, 90, 90, fwd_one_supports, sizeof(fwd_one_choice), fwd_one_choose,
-     fwd_one_run, true},
-    {"sm80", FFPA_FORWARD, 80, 999, forward_supports, sizeof(forward_choice), forward_choose,
-     forward_run, false},
-    {"sm80", FFPA_BACKWARD, 80, 999, backward_supports, sizeof(backward_choice),
+    {"sm90_one", FFPA_FORWARD, 90, 90, fwd_one_supports, NULL, sizeof(fwd_one_choice),
+     fwd_one_choose, fwd_one_run, true},
+    {"sm90_pair", FFPA_FORWARD, 90, 90, pair_supports, pair_prefers, sizeof(pair_choice),
+     pair_choose, pair_run, true},
+    {"sm80", FFPA_FORWARD, 80, 999, forward_supports, NULL, sizeof(forward_choice),
+     forward_choose, forward_run, false},
+    {"sm80", FFPA_BACKWARD, 80, 999, backward_supports, NULL, sizeof(backward_choice),
      backward_choose, backward_run, false},
-    {NULL, FFPA_FORWARD, 0, 0, NULL, 0, NULL, NULL, false},
+    {NULL, FFPA_FORWARD, 0, 0, NULL, NULL, 0, NULL, NULL, false},
 };
 
 static void add_reason(char *why, size_t why_bytes, const char *name, const char *reason)
@@ -42,7 +45,8 @@ const family *family_for(const problem *p, const cuda_device *device, const char
         if (device->cc < f->min_cc || device->cc > f->max_cc)
             snprintf(reason, sizeof reason, "not for compute capability %d.%d", device->cc / 10,
                      device->cc % 10);
-        else if (f->supports(p, device, reason, sizeof reason))
+        else if (f->supports(p, device, reason, sizeof reason) &&
+                 (only || !f->prefers || f->prefers(p, device, reason, sizeof reason)))
             return f;
         add_reason(why, why_bytes, f->name, reason);
     }

@@ -25,6 +25,10 @@ typedef struct family {
     /* Can it compute this problem? If not, why (a clause). */
     bool (*supports)(const problem *p, const cuda_device *device, char *why, size_t why_bytes);
 
+    /* Is it the right one where a later family would do, too? If not, why. Not asked when it alone is allowed.
+     * NULL = always. */
+    bool (*prefers)(const problem *p, const cuda_device *device, char *why, size_t why_bytes);
+
     /* Bytes of a choice, and making one: tiles, launch sizes, workspace, and the kernels needed.
      * Fills the report's path, tiles, splits and workspace. */
     size_t choice_bytes;

@@ -35,6 +35,7 @@ static void a_call_becomes_one_launch(void **state)
 {
     device_call c;
     fwd_args args;
+    FAKE.cc = 80;
     device_call_make(&c, "fwd,bf16,b2h8k2,q300k500,d512,causal,bnhd,scale0.25", 1);
     assert_ok(forward(*state, &c));
     assert_int_equal(FAKE.launch_count, 1);

@@ -147,7 +147,7 @@ static void what_it_refuses_runs_elsewhere(void **state)
     for (size_t i = 0; i < COUNT(refused); i++) {
         device_call_make(&c, refused[i].problem, 0);
         assert_ok(forward(*state, &c));
-        assert_string_equal(ffpa_last_path(), "cuda/sm80/forward");
+        assert_null(strstr(ffpa_last_path(), "sm90_one"));
         ffpa_problem ask;
         problem p;
         char why[300] = "";

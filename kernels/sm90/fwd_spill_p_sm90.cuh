@@ -1,0 +1,271 @@
+// fwd_spill_p_sm90.cuh - P of the spilled forward (fwd_spill_plan_sm90.cuh has the whole): 128 rows an item, two teams of 64.
+//
+//            time ->
+//   WG0 load   | Q, K chunk 0 | chunk 1 | ..   TMA: 128 rows of Q and 192 keys of K a slot
+//   WG1 tensor | S_j = Q K_j^T, CHUNKS steps                            | S_{j+1} ..
+//   WG1 scalar | softmax of S_{j-1} in four parts, P_{j-1} to memory    | softmax of S_j ..
+//   WG2          the same for rows 64 .. 127
+//
+// Barriers: full[s] 1 + bytes (WG0 -> WG1, WG2), free[s] 2 (WG1, WG2 -> WG0), named 1, 2: 128 threads of a team (staging)
+// Budget: registers / math thread 2 x 96 (S of this tile, S of the one before), shared: ring 4 x 40 KB + staging 2 x 24 KB
+#include "sm90/fwd_spill_plan_sm90.cuh"
+
+static constexpr int STAGES = 4;
+
+struct Smem {
+    alignas(1024) u8 slot[STAGES][5 * BLOCK]; // 128 rows of Q, 192 of K
+    alignas(1024) u8 staging[2][3 * BLOCK];
+    u64 full[STAGES], free[STAGES];
+};
+static_assert(sizeof(Smem) <= SPILL_SHARED_BYTES, "shared budget");
+static_assert(CHUNKS >= 6, "the softmax hides under six steps");
+
+struct Item {
+    int local, head;         // head of the chunk, of all
+    int tile, row, from, to; // of the chunk; first row; key tiles
+};
+FFPA_DEVICE Item item_of(const fwd_spill_args &a, int i)
+{
+    Item t;
+    t.tile = i % a.q_tiles;
+    t.local = i / a.q_tiles;
+    if (FFPA_RANGE) t.tile = a.q_tiles - 1 - i / a.heads, t.local = i % a.heads; // the longest first
+    t.head = a.head0 + t.local;
+    t.row = a.row0 + t.tile * BM;
+    const KeyTiles k = key_tiles(a, t.row);
+    t.from = k.from, t.to = k.to;
+    return t;
+}
+
+FFPA_DEVICE void produce(const fwd_spill_args &a, Smem &sm)
+{
+    Ring r = {0, 0};
+#pragma unroll 1
+    for (int k = 0, i; (i = item_at(k)) < a.heads * a.q_tiles; k++) {
+        const Item t = item_of(a, i);
+        const int b = t.head / a.hq, h = t.head % a.hq, hk = h / a.group;
+#pragma unroll 1
+        for (int j = t.from; j < t.to; j++)
+#pragma unroll 1
+            for (int x = 0; x < CHUNKS; x++) {
+                const u32 full = smem_addr(&sm.full[r.slot]), at = smem_addr(sm.slot[r.slot]);
+                mbar_wait(smem_addr(&sm.free[r.slot]), r.parity ^ 1);
+                mbar_expect(full, 5 * BLOCK);
+                tma_load_4d(at, &a.q, full, x * CHUNK, t.row, h, b);
+                tma_load_4d(at + 2 * BLOCK, &a.k, full, x * CHUNK, j * BK, hk, b);
+                ring_next<STAGES>(r);
+            }
+    }
+}
+
+struct Rows {           // a thread's two rows, 8 apart
+    float m[2], l[2];   // base, row sum
+    int row, row64;     // query row of the first; of the workspace
+    int from;           // first key tile
+    int clear_from, clear_to; // keys that all rows of the team see
+    KeyRange line;      // keys that row i sees, less i
+};
+
+// Step of S: one chunk. The slot of the step before goes back.
+FFPA_DEVICE void s_step(float (&s)[BK / 2], Smem &sm, Ring &r, u32 team, bool first, bool elected)
+{
+    mbar_wait(smem_addr(&sm.full[r.slot]), r.parity);
+    const u32 at = opaque(desc_chunk(smem_addr(sm.slot[r.slot])));
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; k++) wgmma_kk(s, at + team * (BLOCK >> 4) + 2 * k, at + (2 * BLOCK >> 4) + 2 * k, !(first && k == 0));
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (!first && elected) mbar_arrive(smem_addr(&sm.free[r.slot == 0 ? STAGES - 1 : r.slot - 1]));
+    ring_next<STAGES>(r);
+    r.slot = opaque(r.slot); // else every slot's addresses stay in registers where STAGES divides CHUNKS, and spill
+}
+
+FFPA_DEVICE void mask_scores(float (&s)[BK / 2], const Rows &w, const fwd_spill_args &a, int tile)
+{
+    const int column = tile * BK + 2 * (threadIdx.x & 3);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const int lo = w.line.lo + w.row + 8 * h - column, hi = min(w.line.hi + w.row + 8 * h, a.nk) - column;
+#pragma unroll
+        for (int x = 0; x < BK / 4; x++) {
+            const int j = 8 * (x / 2) + (x & 1);
+            float &v = s[4 * (x / 2) + 2 * h + (x & 1)];
+            v = j < hi && (!FFPA_RANGE || j >= lo) ? v : -FFPA_INF;
+        }
+    }
+}
+
+// Let the base follow the row maximum; note the move for fwd_spill_pv. Nothing lies before tile w.from.
+FFPA_DEVICE void move_base(float (&s)[BK / 2], Rows &w, const fwd_spill_args &a, int tile)
+{
+    const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3;
+    const i64 at = (i64)w.row64 * a.k_tiles + tile;
+    float x[2] = {s[0], s[2]};
+#pragma unroll
+    for (int i = 0; i < BK / 2; i += 4) {
+        x[0] = fmaxf(x[0], fmaxf(s[i], s[i + 1]));
+        x[1] = fmaxf(x[1], fmaxf(s[i + 2], s[i + 3]));
+    }
+    const bool any = __any_sync(~0u, x[0] * a.scale_log2 > w.m[0] + LAZY || x[1] * a.scale_log2 > w.m[1] + LAZY);
+    if (any) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            x[h] = fmaxf(x[h], __shfl_xor_sync(~0u, x[h], 1));
+            x[h] = fmaxf(x[h], __shfl_xor_sync(~0u, x[h], 2)) * a.scale_log2;
+            const float m = x[h] > w.m[h] + LAZY ? x[h] : w.m[h], f = ex2(w.m[h] - m);
+            w.l[h] *= f;
+            w.m[h] = m;
+            if ((lane & 3) == 0) a.factor[at * 64 + 16 * warp + (lane >> 2) + 8 * h] = f;
+        }
+    }
+    if (lane == 0 && tile >= w.from) ((u8 *)(a.moved + at))[warp] = any && tile > w.from;
+}
+
+// Columns 48 part .. + 47: P to the staging tile, row sums.
+FFPA_DEVICE void p_part(const float (&s)[BK / 2], Rows &w, float scale, u32 staging, int part)
+{
+    const u32 lane = threadIdx.x & 31, row = 16 * (threadIdx.x >> 5 & 3) + (lane & 15), base = staging + row * 128;
+    float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int g = 3 * part; g < 3 * part + 3; g++) {
+        float p[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            p[i] = ex2(fmaf(s[8 * g + i], scale, -w.m[i >> 1 & 1]));
+            sum[i >> 1 & 1] += p[i];
+        }
+        stmatrix4(base + (g >> 2) * BLOCK + ((((2 * g & 7) + (lane >> 4)) ^ (row & 7)) << 4), pack2(p[0], p[1]), pack2(p[2], p[3]),
+                  pack2(p[4], p[5]), pack2(p[6], p[7]));
+    }
+    w.l[0] += sum[0];
+    w.l[1] += sum[1];
+}
+
+// Before the first part: the copy engine has read what was staged before; masks and base.
+FFPA_DEVICE void softmax_begin(float (&s)[BK / 2], Rows &w, const fwd_spill_args &a, int tile)
+{
+    if ((threadIdx.x & 127) == 0) bulk_wait_read<0>();
+    named_sync<TEAM_THREADS>(threadIdx.x / TEAM_THREADS);
+    if ((tile + 1) * BK > w.clear_to || (FFPA_RANGE && tile * BK < w.clear_from)) mask_scores(s, w, a, tile);
+    move_base(s, w, a, tile);
+}
+
+// After the last part: all 64 rows are staged, one thread sends them.
+FFPA_DEVICE void softmax_end(const Rows &w, const fwd_spill_args &a, u32 staging, int tile, bool elected)
+{
+    fence_async_proxy();
+    named_sync<TEAM_THREADS>(threadIdx.x / TEAM_THREADS);
+    if (elected && tile >= w.from) {
+        bulk_store((u8 *)a.p + ((i64)w.row64 * a.k_blocks + tile * 3) * BLOCK, staging, min(3, a.k_blocks - tile * 3) * BLOCK);
+        bulk_commit();
+    }
+}
+
+// S of tile `tile` into s; meanwhile the softmax of the tile before, in `before`: for the item's first that is a tile without keys,
+// which is not sent.
+FFPA_DEVICE void s_tile(float (&s)[BK / 2], float (&before)[BK / 2], Rows &w, const fwd_spill_args &a, Smem &sm, Ring &r, int tile)
+{
+    const u32 team = threadIdx.x / TEAM_THREADS - 1, staging = smem_addr(sm.staging[team]);
+    const bool elected = (threadIdx.x & 127) == 0;
+    s_step(s, sm, r, team, true, elected);
+    softmax_begin(before, w, a, tile - 1);
+    pin(before);
+    s_step(s, sm, r, team, false, elected);
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+        p_part(before, w, a.scale_log2, staging, part);
+        pin(before);
+        s_step(s, sm, r, team, false, elected);
+    }
+    softmax_end(w, a, staging, tile - 1, elected);
+#pragma unroll
+    for (int x = 6; x < CHUNKS; x++) s_step(s, sm, r, team, false, elected);
+    wgmma_wait<0>();
+    pin(s);
+    if (elected) mbar_arrive(smem_addr(&sm.free[r.slot == 0 ? STAGES - 1 : r.slot - 1]));
+}
+
+FFPA_DEVICE void s_finish(float (&s)[BK / 2], Rows &w, const fwd_spill_args &a, Smem &sm, int tile)
+{
+    const u32 team = threadIdx.x / TEAM_THREADS - 1, staging = smem_addr(sm.staging[team]);
+    softmax_begin(s, w, a, tile);
+#pragma unroll
+    for (int part = 0; part < 4; part++) p_part(s, w, a.scale_log2, staging, part);
+    softmax_end(w, a, staging, tile, (threadIdx.x & 127) == 0);
+}
+
+FFPA_DEVICE Rows rows_of(const fwd_spill_args &a, const Item &t)
+{
+    const k_scores &c = a.scores;
+    const int team = threadIdx.x / TEAM_THREADS - 1, first = t.row + team * 64, end = first + 63 < a.nq ? first + 63 : a.nq - 1;
+    Rows w;
+    w.m[0] = w.m[1] = NO_BASE;
+    w.l[0] = w.l[1] = 0.0f;
+    w.row = first + (threadIdx.x >> 5 & 3) * 16 + (threadIdx.x >> 2 & 7);
+    w.from = t.from;
+    w.row64 = (t.local * a.q_tiles + t.tile) * 2 + team;
+    w.clear_to = key_range(c.left, c.right, c.top_left, first, a.nq, a.nk).hi;
+    w.clear_from = key_range(c.left, c.right, c.top_left, end, a.nq, a.nk).lo;
+    w.line = key_line(c, a.nq, a.nk);
+    return w;
+}
+
+// Row sums, LSE, and what O is multiplied by.
+FFPA_DEVICE void finish_rows(const Rows &w, const fwd_spill_args &a, int head)
+{
+    const u32 lane = threadIdx.x & 31;
+    const int b = head / a.hq, h = head % a.hq;
+#pragma unroll
+    for (int x = 0; x < 2; x++) {
+        float l = w.l[x];
+        l += __shfl_xor_sync(~0u, l, 1);
+        l += __shfl_xor_sync(~0u, l, 2);
+        if ((lane & 3) != 0) continue;
+        const RowEnd end = end_row(a.scores, h, w.m[x], l);
+        const int at = w.row64 * 64 + (threadIdx.x >> 5 & 3) * 16 + (lane >> 2) + 8 * x;
+        a.inverse[at] = end.inverse;
+        a.base[at] = w.m[x];
+        if (w.row + 8 * x < a.nq && a.lse.data)
+            ((float *)a.lse.data)[b * a.lse.sb + h * a.lse.sh + (w.row + 8 * x) * a.lse.sn] = end.lse;
+    }
+}
+
+FFPA_DEVICE void consume(const fwd_spill_args &a, Smem &sm)
+{
+    Ring r = {0, 0};
+    float s0[BK / 2], s1[BK / 2];
+#pragma unroll 1
+    for (int k = 0, i; (i = item_at(k)) < a.heads * a.q_tiles; k++) {
+        const Item t = item_of(a, i);
+        Rows w = rows_of(a, t);
+#pragma unroll
+        for (int x = 0; x < BK / 2; x++) s1[x] = -FFPA_INF;
+#pragma unroll 1
+        for (int j = t.from; j < t.to; j += 2) {
+            s_tile(s0, s1, w, a, sm, r, j);
+            if (j + 1 == t.to) break;
+            s_tile(s1, s0, w, a, sm, r, j + 1);
+        }
+        if (t.to - t.from & 1)
+            s_finish(s0, w, a, sm, t.to - 1);
+        else if (t.to > t.from)
+            s_finish(s1, w, a, sm, t.to - 1);
+        finish_rows(w, a, t.head);
+    }
+    if ((threadIdx.x & 127) == 0) bulk_wait<0>();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) ffpa_kernel(const __grid_constant__ fwd_spill_args a)
+{
+    extern __shared__ __align__(1024) u8 smem[];
+    Smem &sm = *(Smem *)smem;
+    set_up_ring(sm.full, sm.free, STAGES);
+    if (threadIdx.x < TEAM_THREADS) {
+        regs_less<24>();
+        if (threadIdx.x == 0) produce(a, sm);
+    } else {
+        regs_more<240>();
+        consume(a, sm);
+    }
+}

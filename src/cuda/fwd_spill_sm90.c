@@ -1,0 +1,252 @@
+/* fwd_spill_sm90.c - plan and run of the forward pass with P in the workspace. */
+#include "cuda/fwd_spill_sm90.h"
+
+#include "common/shapes.h"
+#include "cuda/cuda_args.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+enum { MIN_D = 321, MAX_D = 1024, ROWS = 128, BLOCK = 8192, THREADS = 384 };
+
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/* ---- workspace ------------------------------------------------------------------------------------- */
+
+/* Bytes for 128 rows of one head, of each kind. */
+typedef struct row_bytes {
+    size_t p, moved, factor, inverse;
+} row_bytes;
+
+static row_bytes bytes_of_rows(int64_t nk)
+{
+    const size_t blocks = (size_t)ceil_div(nk, 64), tiles = (size_t)ceil_div(nk, 192);
+    return (row_bytes)
+    {
+        2 * blocks *BLOCK
+        , 2 * tiles * 4, 2 * tiles * 64 * 4, 2 * 64 * 4
+    };
+}
+
+static size_t all_bytes(const row_bytes *b)
+{
+    return b->p + b->moved + b->factor + 2 * b->inverse;
+}
+
+/* Alignment of five parts, and the block of zeros. */
+enum { FIXED_BYTES = BLOCK + 5 * 256 };
+
+/* Tiles of 128 rows, of one or several heads, that the workspace limit leaves room for. */
+static int64_t rows_that_fit(const problem *p)
+{
+    const row_bytes b = bytes_of_rows(p->ask.nk);
+    if (p->workspace_limit_bytes < FIXED_BYTES) return 0;
+    return (int64_t)((p->workspace_limit_bytes - FIXED_BYTES) / all_bytes(&b));
+}
+
+/* ---- support ------------------------------------------------------------------------------------- */
+
+static const char *refusal(const problem *p)
+{
+    const ffpa_problem *a = &p->ask;
+    const uint32_t boxed = BOXED_Q | BOXED_K | BOXED_V | BOXED_O;
+    if (a->dtype != FFPA_F16 && a->dtype != FFPA_BF16) return "takes f16 and bf16";
+    if (a->d < MIN_D || a->d > MAX_D || a->dv < 1 || a->dv > MAX_D)
+        return "takes D from 321 to 1024 and Dv up to 1024";
+    if (p->o_dtype != a->dtype) return "o must have the inputs' dtype";
+    if ((p->aligned & boxed) != boxed)
+        return "q, k, v and o need rows at 16 bytes and positive strides";
+    if (p->sources) return "takes no packed sequences and no KV cache";
+    if (a->mask_dtype || a->alibi || a->softcap > 0 || p->dropping)
+        return "takes no mask, ALiBi, softcap or dropout";
+    if (a->has_scale && !(a->scale > 0.0f)) return "takes no scale of zero or below";
+    if (p->row_subset) return "takes no subset of rows";
+    if (p->total_q == 0 || p->total_k == 0 || a->hq == 0) return "needs a query and a key";
+    return NULL;
+}
+
+bool spill_supports(const problem *p, const cuda_device *device, char *why, size_t why_bytes)
+{
+    const char *reason = refusal(p);
+    const int64_t tiles = ceil_div(p->ask.nq, ROWS);
+    (void)device;
+    if (reason) {
+        snprintf(why, why_bytes, "%s", reason);
+        return false;
+    }
+    if (rows_that_fit(p) < (tiles < 3 ? tiles : 3)) {
+        snprintf(why, why_bytes,
+                 "workspace_limit_bytes=%" PRIu64 " holds P of less than 384 rows",
+                 p->workspace_limit_bytes);
+        return false;
+    }
+    return args_fit(p, why, why_bytes);
+}
+
+bool spill_prefers(const problem *p, const cuda_device *device, char *why, size_t why_bytes)
+{
+    const int64_t items = p->ask.b * p->ask.hq * ceil_div(p->ask.nq, ROWS);
+    if (p->ask.nq > ROWS / 2 && items * 6 >= device->sms) return true;
+    snprintf(why, why_bytes, "%" PRId64 " tiles of 128 rows of %" PRId64 " do not fill the GPU",
+             items, p->ask.nq);
+    return false;
+}
+
+/* ---- plan ------------------------------------------------------------------------------------------ */
+
+/* Time of all chunks of so many heads, in clocks of the tensor cores over a constant: rounds of the last
+ * CTA of each kernel, and a launch's beginning and end. */
+static double cost_of(const problem *p, int64_t heads, int sms)
+{
+    const ffpa_problem *a = &p->ask;
+    const int64_t q_tiles = ceil_div(a->nq, ROWS), o_tiles = ceil_div(a->nq, 192);
+    const int64_t halves = ceil_div(a->dv, 128); /* of the widest item of O */
+    double cost = 0;
+    for (int64_t left = a->b * a->hq; left > 0; left -= heads) {
+        const int64_t n = left < heads ? left : heads;
+        cost += 128.0 * (double)a->d * (double)ceil_div(n * q_tiles, sms) +
+                192.0 * 256 * (double)ceil_div(n * o_tiles * halves, (int64_t)2 * sms) + 3000;
+    }
+    return cost;
+}
+
+/* Heads of a chunk: the most that fit, or fewer where the ends of the launches then idle less. */
+static int choose_heads(const problem *p, int64_t most, int sms)
+{
+    int64_t heads = most;
+    double best = cost_of(p, most, sms);
+    for (int64_t h = most - 1; h >= 1 && h > most / 2; h--) {
+        const double cost = cost_of(p, h, sms);
+        if (cost < best * 0.995) best = cost, heads = h;
+    }
+    return (int)heads;
+}
+
+static void choose_chunk(const problem *p, int sms, spill_choice *x)
+{
+    const ffpa_problem *a = &p->ask;
+    const int64_t q_tiles = ceil_div(a->nq, ROWS), fit = rows_that_fit(p);
+    int64_t most = fit / q_tiles;
+    if (most > a->b * a->hq) most = a->b * a->hq;
+    x->q_tiles = (int)(most > 0 ? q_tiles : fit / 3 * 3); /* O has tiles of 192 rows */
+    x->heads = most > 0 ? choose_heads(p, most, sms) : 1;
+    x->k_blocks = (int)ceil_div(a->nk, 64);
+    x->k_tiles = (int)ceil_div(a->nk, 192);
+}
+
+static size_t place(size_t *end, size_t bytes)
+{
+    const size_t at = *end;
+    *end += (bytes + 255) / 256 * 256;
+    return at;
+}
+
+/* Offsets of the parts; the size of all. */
+static size_t layout(const problem *p, spill_choice *x)
+{
+    const row_bytes b = bytes_of_rows(p->ask.nk);
+    const size_t rows = (size_t)x->heads * (size_t)x->q_tiles;
+    size_t end = 0;
+    place(&end, rows * b.p);
+    x->zero = place(&end, BLOCK);
+    x->moved = place(&end, rows * b.moved);
+    x->factor = place(&end, rows * b.factor);
+    x->inverse = place(&end, rows * b.inverse);
+    x->base = place(&end, rows * b.inverse);
+    return end;
+}
+
+static void add_kernel(variant_list *list, const problem *p, const cuda_device *device,
+                       const char *part, unsigned shared)
+{
+    const ffpa_problem *a = &p->ask;
+    const bool values = part[1] != 0;
+    char name[112];
+    snprintf(name, sizeof name, "fwd_spill_%s_sm90_%s_d%" PRId64 "v%" PRId64 "%s%s", part,
+             dtype_name(a->dtype), a->d, a->dv, macro_range(p) ? "_range" : "",
+             a->sink ? "_sink" : "");
+    variant *v =
+        variant_add(list, values ? "sm90/fwd_spill_pv_sm90.cuh" : "sm90/fwd_spill_p_sm90.cuh",
+                    device->arch, shared, name);
+    config_set(v, "DTYPE", a->dtype);
+    config_set(v, "D", a->d);
+    config_set(v, "DV", a->dv);
+    config_set(v, "RANGE", macro_range(p));
+    config_set(v, "SINK", a->sink);
+}
+
+ffpa_status spill_choose(const problem *p, const cuda_device *device, void *choice,
+                         variant_list *kernels, ffpa_report *report)
+{
+    spill_choice *x = choice;
+    choose_chunk(p, device->sms, x);
+    report->workspace_bytes = layout(p, x);
+    add_kernel(kernels, p, device, "p", SPILL_SHARED_BYTES);
+    add_kernel(kernels, p, device, "pv", SPILL_PV_SHARED_BYTES);
+    report->tile_q = ROWS;
+    report->tile_k = 192;
+    report->tile_d = 64;
+    report->splits = 1;
+    return FFPA_OK;
+}
+
+/* ---- run ------------------------------------------------------------------------------------------- */
+
+static ffpa_status get_maps(const cuda_plan *own, const ffpa_forward_params *f,
+                            fwd_spill_args *args)
+{
+    const map_shape shapes[] = {map_rows(&f->q, 128), map_rows(&f->k, 192), map_rows(&f->v, 64),
+                                map_rows(&f->o, 64)};
+    k_map maps[4];
+    TRY(map_cache_get(own->maps, own->device->drv, shapes, 4, maps));
+    args->q = maps[0], args->k = maps[1], args->v = maps[2], args->o_map = maps[3];
+    return FFPA_OK;
+}
+
+static fwd_spill_args args_of(const spill_choice *x, const call *c, char *workspace)
+{
+    const ffpa_forward_params *f = &c->f;
+    fwd_spill_args args = {.q_rows = args_tensor(&f->q),
+                           .k_rows = args_tensor(&f->k),
+                           .v_rows = args_tensor(&f->v),
+                           .o = args_tensor(&f->o),
+                           .lse = args_tensor(&f->lse),
+                           .scores = args_scores(c),
+                           .p = workspace,
+                           .zero = workspace + x->zero,
+                           .moved = (unsigned *)(void *)(workspace + x->moved),
+                           .factor = (float *)(void *)(workspace + x->factor),
+                           .inverse = (float *)(void *)(workspace + x->inverse),
+                           .base = (float *)(void *)(workspace + x->base),
+                           .k_blocks = x->k_blocks,
+                           .k_tiles = x->k_tiles,
+                           .hq = (int)f->q.shape[1],
+                           .nq = (int)f->q.shape[2],
+                           .nk = (int)f->k.shape[2]};
+    args.group = args.hq / (int)f->k.shape[1];
+    args.scale_log2 = (float)(call_scale(c) * 1.4426950408889634);
+    return args;
+}
+
+ffpa_status spill_run(const ffpa_plan *plan, const cuda_plan *own, const call *c,
+                      char *workspace)
+{
+    const spill_choice *x = own->choice;
+    const driver *drv = own->device->drv;
+    const cuda_grid grid = {own->device->sms, THREADS};
+    fwd_spill_args args = args_of(x, c, workspace);
+    const int heads = (int)(plan->prob.ask.b * args.hq), rows = x->q_tiles * ROWS;
+    TRY(get_maps(own, &c->f, &args));
+    TRY(driver_check(drv,
+                     drv->cuMemsetD32Async((uintptr_t)args.zero, 0, BLOCK / 4, c->f.stream),
+                     "cuMemsetD32Async"));
+    for (args.head0 = 0; args.head0 < heads; args.head0 += x->heads)
+        for (args.row0 = 0; args.row0 < args.nq; args.row0 += rows) {
+            const int tiles = (int)ceil_div(args.nq - args.row0, ROWS);
+            args.heads = heads - args.head0 < x->heads ? heads - args.head0 : x->heads;
+            args.q_tiles = tiles < x->q_tiles ? tiles : x->q_tiles;
+            for (int i = 0; i < 2; i++)
+                TRY(cuda_launch(own->device, own->kernels[i], c->f.stream, grid, &args));
+        }
+    return FFPA_OK;
+}
