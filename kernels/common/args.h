@@ -180,6 +180,16 @@ typedef struct pds_args {
     int key_tiles;     /* tiles of 128 keys: ceil(ld / 128) */
 } pds_args;
 
+/* any/bwd_renorm.cuh: rows of P, dS and dbias of a chunk divided by the row's sum of P where LSE is coarse */
+typedef struct renorm_args {
+    void *p, *ds;
+    float *dbias;      /* or NULL */
+    k_tensor lse;
+    k_sequences seq;
+    k_chunk chunk;
+    int left, right, top_left, reserved;
+} renorm_args;
+
 /* sm80/bwd_gemm_sm80.cuh */
 typedef struct gemm_args {
     const void *a;     /* P or dS */
@@ -240,6 +250,7 @@ FFPA_ARGS_SIZE(merge_args, 256);
 FFPA_ARGS_SIZE(append_args, 280);
 FFPA_ARGS_SIZE(delta_args, 240);
 FFPA_ARGS_SIZE(pds_args, 528);
+FFPA_ARGS_SIZE(renorm_args, 208);
 FFPA_ARGS_SIZE(gemm_args, 272);
 FFPA_ARGS_SIZE(dmask_args, 224);
 FFPA_ARGS_SIZE(dsink_args, 192);

@@ -135,6 +135,19 @@ static int add_dmask(variant_list *list, const problem *p, const cuda_device *de
     return at;
 }
 
+/* An added mask may leave LSE without room for the logarithm of the sum. Dropped weights leave no sum to see. */
+static bool needs_renorm(const problem *p)
+{
+    return p->ask.mask_dtype && p->ask.mask_dtype != FFPA_BOOL && !p->dropping;
+}
+
+static int add_renorm(variant_list *list, const problem *p, const cuda_device *device)
+{
+    const int at = add_small(list, p, device, "any/bwd_renorm.cuh", "renorm");
+    config_set(&list->v[at], "RANGE", macro_range(p));
+    return at;
+}
+
 static bool pds_aligned(const problem *p)
 {
     enum { ALL = ALIGNED_Q | ALIGNED_K | ALIGNED_V | ALIGNED_DOUT };
@@ -271,6 +284,7 @@ ffpa_status backward_choose(const problem *p, const cuda_device *device, void *c
     x->delta = add_delta(kernels, p, device);
     x->pds_rows = pds_rows(p);
     x->pds = add_pds(kernels, p, device, x->pds_rows);
+    x->renorm = needs_renorm(p) ? add_renorm(kernels, p, device) : -1;
     add_products(kernels, p, device, x);
     if (p->outputs & OUT_DMASK) x->dmask = add_dmask(kernels, p, device);
     if (p->outputs & OUT_DSINK)

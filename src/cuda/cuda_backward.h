@@ -1,6 +1,7 @@
 /* cuda_backward.h - backward on sm_80 and newer, in stages that later families can replace one by one:
  *   delta  rowsum(dO * O) - dLSE
  *   pds    recompute S and dP, write P and dS of a chunk to the workspace
+ *   renorm with an added mask: rows whose LSE is too coarse for the sum's logarithm
  *   gemm   dV = P^T dO,  dK = dS^T Q,  dQ = dS K
  * Deterministic: no atomics, sums in one order. The workspace is bounded by walking the problem in chunks
  * of kv groups, else of heads of a group, else of lines of query tiles. */
@@ -23,8 +24,9 @@ typedef struct backward_choice {
     int pds_rows;    /* of a block of the pds kernel */
     bool partial;    /* a kv head takes several chunks */
     bool dmask_partial;
-    int delta, pds, dv, dk, dq, dmask, dsink; /* index of each kernel, -1 = not needed */
-    int dv_columns, dk_columns, dq_columns;   /* of a tile of each product */
+    int delta, pds, renorm, dv, dk, dq, dmask,
+        dsink;                              /* index of each kernel, -1 = not needed */
+    int dv_columns, dk_columns, dq_columns; /* of a tile of each product */
     backward_layout at;
 } backward_choice;
 

@@ -66,6 +66,21 @@ static ffpa_status run_pds(const pass *r)
                   &args);
 }
 
+static ffpa_status run_renorm(const pass *r)
+{
+    renorm_args args = {.p = r->workspace + r->x->at.p,
+                        .ds = r->workspace + r->x->at.ds,
+                        .dbias = r->x->dmask >= 0 ? floats(r, r->x->at.dbias) : NULL,
+                        .lse = args_tensor(&r->c->f.lse),
+                        .seq = r->seq,
+                        .chunk = r->chunk,
+                        .left = r->scores.left,
+                        .right = r->scores.right,
+                        .top_left = r->scores.top_left};
+    return launch(r, r->x->renorm, (int64_t)r->chunk.nh * r->chunk.nt * 128 / ROWS_PER_BLOCK,
+                  &args);
+}
+
 static gemm_args product_args(const pass *r, size_t a, const ffpa_tensor *b,
                               const ffpa_tensor *out)
 {
@@ -163,6 +178,7 @@ static ffpa_status run_chunk(pass *r, int h0, int t0)
     r->first = from_start && h0 == 0;
     r->last = to_end && h0 + heads == r->hq;
     TRY(run_pds(r));
+    if (r->x->renorm >= 0) TRY(run_renorm(r));
     TRY(run_products(r));
     return x->dmask >= 0 ? run_dmask(r) : FFPA_OK;
 }

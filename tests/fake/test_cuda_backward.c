@@ -86,18 +86,20 @@ static void masks_and_sinks_have_gradients(void **state)
     pds_args pds;
     device_call_make(&c, "bwd,f16,b2h4,q100k200,d64,mask=f32:hqk,sink", 0);
     assert_ok(backward(*state, &c));
-    assert_int_equal(FAKE.launch_count, 7);
+    assert_int_equal(FAKE.launch_count, 8);
     assert_true(is(&FAKE.launches[1], "dsink"));
-    assert_true(is(&FAKE.launches[6], "dmask"));
+    assert_true(is(&FAKE.launches[3], "renorm"));
+    assert_int_equal(FAKE.launches[3].grid, 8 * 128 / 8);
+    assert_true(is(&FAKE.launches[7], "dmask"));
     memcpy(&pds, FAKE.launches[2].args, sizeof pds);
-    memcpy(&dmask, FAKE.launches[6].args, sizeof dmask);
+    memcpy(&dmask, FAKE.launches[7].args, sizeof dmask);
     assert_ptr_equal(pds.dbias, dmask.dbias);
     assert_non_null(pds.dbias);
     assert_int_equal(dmask.mb, 1);
     assert_int_equal(dmask.mh, 4);
     assert_true(dmask.dmask.sb == 0);
     assert_true(dmask.first && dmask.last && !dmask.partial);
-    assert_int_equal(FAKE.launches[6].grid, 4 * 100 * 7);
+    assert_int_equal(FAKE.launches[7].grid, 4 * 100 * 7);
 }
 
 /* Keeps the book on which lines of which heads a run covers, from the arguments of its launches. */

@@ -68,6 +68,18 @@ static void options(void **state)
     judge_and_free(t, "options");
 }
 
+/* Rows whose LSE is too coarse for the logarithm of their sum. */
+static void coarse_lse(void **state)
+{
+    (void)state;
+    sample *t = problem(FFPA_BF16, 20, 140, 64, true);
+    tensor_all(sample_put(t, MASK, tensor_new(FFPA_F32, 1, 1, 20, 140, NULL)), -1e6);
+    sample_put(t, DMASK, tensor_new(FFPA_F32, 1, 1, 20, 140, NULL));
+    for (int64_t j = 0; j < 140; j++)
+        tensor_put(t->t[MASK], 0, 0, 7, j, 0.25);
+    judge_and_free(t, "coarse lse");
+}
+
 static void packed(void **state)
 {
     (void)state;
@@ -123,9 +135,9 @@ int main(int argc, char **argv)
 {
     if (argc > 1) cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plain),   cmocka_unit_test(causal), cmocka_unit_test(any_stride),
-        cmocka_unit_test(options), cmocka_unit_test(packed), cmocka_unit_test(split),
-        cmocka_unit_test(pages),   cmocka_unit_test(merge),
+        cmocka_unit_test(coarse_lse), cmocka_unit_test(plain),   cmocka_unit_test(causal),
+        cmocka_unit_test(any_stride), cmocka_unit_test(options), cmocka_unit_test(packed),
+        cmocka_unit_test(split),      cmocka_unit_test(pages),   cmocka_unit_test(merge),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
