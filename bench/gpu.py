@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
+import warnings
 
 import torch
 import torch.nn.functional as functional
@@ -225,6 +226,7 @@ def report(case, result, copy):
 
 def main():
     args = parse()
+    warnings.filterwarnings("ignore")  # PyTorch says of each backend why it was not used
     parts = args.part.split(",")
     library = args.library.resolve()
     head = (f"# {torch.cuda.get_device_name()}; torch {torch.__version__}; {datetime.date.today()}; "

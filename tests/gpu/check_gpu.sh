@@ -9,7 +9,7 @@
 #   --processes N     at a time (default: all processors); they share the GPU
 #
 # cases     the C programs: the case table by id, options, random problems, edges, each call staged between guards
-# library   problems of several tiles against float64 on the GPU, graph capture, two devices
+# library   problems of several tiles against float64 on the GPU (DIR/error_ratios.csv), graph capture, two devices
 # sanitize  the smallest problem of every kernel under memcheck, racecheck, initcheck and synccheck
 # host      host microseconds of a warm call
 # bench     beside PyTorch, in the same process; the table goes to DIR/gpu.csv
@@ -76,7 +76,7 @@ case_jobs() {
 
 library_jobs() {
     for shard in 1 2 3 4 5 6 7 8; do
-        echo "library_$shard python3 tests/gpu/library_check.py $build/libffpa.so --backend $backend --shard $shard/8"
+        echo "library_$shard python3 tests/gpu/library_check.py $build/libffpa.so --backend $backend --shard $shard/8 --ratios $out/ratios_$shard.part"
     done
 }
 
@@ -95,7 +95,11 @@ sanitize() {
 for part in ${parts//,/ }; do
     case $part in
     cases) case_jobs | many cases ;;
-    library) library_jobs | many library ;;
+    library)
+        rm -f "$out"/ratios_*.part
+        library_jobs | many library
+        { echo "problem,share_of_bound,relative_error" && sort -V "$out"/ratios_*.part; } >"$out/error_ratios.csv"
+        ;;
     sanitize) sanitize ;;
     host) "$build/tests/host_time" 2>&1 | tee "$out/host_time.txt" ;;
     bench) python3 bench/gpu.py "$build/libffpa.so" --backend "$backend" --csv "$out/gpu.csv" 2>"$out/bench.log" || failed+=(bench) ;;
