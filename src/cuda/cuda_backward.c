@@ -158,7 +158,7 @@ static bool pds_aligned(const problem *p)
 static int pds_rows(const problem *p)
 {
     const ffpa_problem *a = &p->ask;
-    const bool full = p->dropping || a->softcap > 0 || (a->alibi && a->mask_dtype);
+    const bool full = p->dropping || a->softcap > 0 || a->mask_dtype;
     return a->dtype == FFPA_F32 || !pds_aligned(p) || full ? ROWS / 2 : ROWS;
 }
 

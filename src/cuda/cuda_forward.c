@@ -62,7 +62,7 @@ static unsigned needs(const problem *p)
     const ffpa_problem *a = &p->ask;
     const bool bias = a->mask_dtype && a->mask_dtype != FFPA_BOOL;
     if (bias || a->alibi || p->dropping || a->softcap > 0 || !streams_aligned(p)) return HEAVY;
-    return macro_range(p) ? RANGE : PLAIN;
+    return macro_range(p) || a->mask_dtype ? RANGE : PLAIN;
 }
 
 static int shared_bytes(const ffpa_problem *a, const forward_choice *x, int ring_panels)
