@@ -130,7 +130,7 @@ def check_backward(library, case, opts):
         k, v = keys(call) if callable(keys) else (call.k[b][:, keys], call.v[b][:, keys])
         span = keys if not callable(keys) else call_span(call, b)
         both = [answer(call, call.q[batch][:, rows], k, v, b, n).backward(
-            g["dout"][batch][:, rows], None if g["dlse"] is None else g["dlse"][batch][:, rows, 0]) for n in (False, True)]
+            g["dout"][batch][:, rows], o[batch][:, rows], None if g["dlse"] is None else g["dlse"][batch][:, rows, 0]) for n in (False, True)]
         kb = 0 if callable(keys) else b
         for name, got in (("dq", runs[0][0][batch][:, rows]), ("dk", runs[0][1][kb][:, span]), ("dv", runs[0][2][kb][:, span])):
             right, naive = (getattr(x, name) for x in both)

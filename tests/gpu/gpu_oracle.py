@@ -70,9 +70,10 @@ class Answer:
     def round(self, x):
         return x.to(self.dtype).to(self.work) if self.naive else x
 
-    def backward(self, dout, dlse=None):
+    def backward(self, dout, o, dlse=None):
+        """Gradients as functions of the O that forward wrote: delta = <dO, O> - dLSE."""
         dout = dout.to(self.work)
-        delta = (dout * self.round(self.o)).sum(2)
+        delta = (dout * o.to(self.work)).sum(2)
         if dlse is not None:
             delta = delta - dlse.to(self.work)
         delta = torch.where(self.lse == -math.inf, 0.0, delta)
