@@ -18,12 +18,21 @@ check:
 	@tools/deps.sh --install check
 	@tools/check.sh
 
+# What the GPU kernels take of every chip, without a GPU; FAMILY=sm80 looks at one family.
+check-kernels:
+	@tools/deps.sh --install check
+	@tools/check_kernels.sh $(FAMILY)
+
+golden-kernels:
+	@FFPA_GOLDEN=write tools/check_kernels.sh $(FAMILY)
+
 bench: all
 	@if [ -x bench/cpu.sh ]; then bench/cpu.sh; else echo "bench/cpu.sh is missing"; exit 1; fi
 
-# On a machine with a GPU, PyTorch and NVRTC: every GPU case through the library.
-check-gpu: all
-	@python3 tests/gpu/library_check.py $(BUILD)/libffpa.so
+# On a machine with a GPU, PyTorch and NVRTC: tests, compute-sanitizer, the table beside PyTorch.
+# GPU_ARGS="--part cases" does a part.
+check-gpu:
+	@tests/gpu/check_gpu.sh $(GPU_ARGS)
 
 fmt:
 	@tools/deps.sh check
@@ -36,4 +45,4 @@ golden:
 clean:
 	@rm -rf $(BUILD) build-check
 
-.PHONY: all demo check check-gpu bench fmt golden clean
+.PHONY: all demo check check-kernels golden-kernels check-gpu bench fmt golden clean

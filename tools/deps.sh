@@ -26,6 +26,7 @@ if [ "$job" = check ]; then
     [ -d /usr/lib/llvm-14/lib/clang ] && ls /usr/lib/llvm-14/lib/clang/*/lib/linux/libclang_rt.fuzzer-* \
         >/dev/null 2>&1 || missing="$missing libclang-rt-14-dev"
     header_of cmocka.h libcmocka-dev
+    python3 -c 'import ensurepip, venv' 2>/dev/null || missing="$missing python3-venv"
 fi
 [ -z "$missing" ] && exit 0
 
