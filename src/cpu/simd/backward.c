@@ -85,7 +85,7 @@ static void scratch_offsets(const backward_plan *t, size_t at[SCRATCH_PARTS])
     const size_t q = bm * (size_t)t->ld_k, dout = bm * (size_t)t->ld_v;
     const size_t size[SCRATCH_PARTS - 1] = {
         k,       v,       k,       v, q, dout,   bm * d,
-        bm * dv, bm * bn, bm * bn, p, p, bm * d, 2 * (d > dv ? d : dv),
+        bm * dv, bm * bn, bm * bn, p, p, bm * d, d > dv ? d : dv,
         t->bias, t->keep, t->tanhs};
     at[0] = 0;
     for (int i = 0; i + 1 < SCRATCH_PARTS; i++)

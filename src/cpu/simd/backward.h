@@ -146,9 +146,9 @@ void backward_add_dq(backward_work *w, float *dq);
 #define backward_add_dkdv ISA_NAME(backward_add_dkdv)
 void backward_add_dkdv(backward_work *w);
 
-/* Write the panels of packed rows row0 .. row0 + rows - 1 to dQ. */
+/* Write the panels of packed rows row0 .. row0 + rows - 1 to dQ, times scale. */
 #define backward_store_dq ISA_NAME(backward_store_dq)
-void backward_store_dq(const backward_work *w, int64_t row0, int rows, const float *dq);
+void backward_store_dq(backward_work *w, int64_t row0, int rows, float *dq);
 
 /* ---- the passes ---- */
 

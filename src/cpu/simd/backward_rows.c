@@ -1,20 +1,17 @@
 /* backward_rows.c - the rows pass, dQ without its parts; and how a block's dQ leaves its panels. */
 #include "cpu/simd/backward.h"
 
-void backward_store_dq(const backward_work *w, int64_t row0, int rows, const float *dq)
+void backward_store_dq(backward_work *w, int64_t row0, int rows, float *dq)
 {
     const backward_job *job = w->job;
-    const ffpa_tensor *t = &job->c->g.dq;
-    const ptrdiff_t d = job->t.d;
-    float *row = w->m.row;
-    for (int r = 0; r < rows; r++) {
-        const int64_t i = (row0 + r) / job->group,
-                      h = w->at[1] * job->group + (row0 + r) % job->group;
-        const float *lane = dq + r / NR * NR * d + r % NR;
-        for (ptrdiff_t k = 0; k < d; k++)
-            row[k] = lane[k * NR] * job->scale;
-        row_store(sequence_query(&w->seq, t, h, i), t->dtype, t->stride[3], row, d);
-    }
+    float factor[MAX_ROWS];
+    row_block_set(&w->rb, job->ask, job->c, &w->seq,
+                  (row_place){w->at[0], w->at[1], row0, rows});
+    for (ptrdiff_t i = 0; i < w->rb.lanes * job->t.d; i += VL)
+        vstore(dq + i, vload(dq + i) * vset(job->scale));
+    for (int r = 0; r < rows; r++)
+        factor[r] = 1.0f; /* not the scale: a factor of 0 would hide NaN */
+    rows_from_panels(&w->rb, &job->c->g.dq, dq, factor);
 }
 
 /* One block of rows over all keys. */

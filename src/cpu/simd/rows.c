@@ -52,17 +52,27 @@ void row_load(float *dst, const void *src, int32_t dtype, int64_t stride, ptrdif
         dst[i] = element_load(src, dtype, i * stride);
 }
 
+static void element_store(void *dst, int32_t dtype, int64_t i, float x)
+{
+    if (dtype == FFPA_F32) ((float *)dst)[i] = x;
+    if (dtype == FFPA_F16) ((uint16_t *)dst)[i] = f16_from(x);
+    if (dtype == FFPA_BF16) ((uint16_t *)dst)[i] = bf16_from(x);
+}
+
 void row_store(void *dst, int32_t dtype, int64_t stride, const float *src, ptrdiff_t n)
 {
-    if (dtype == FFPA_F32)
-        for (ptrdiff_t i = 0; i < n; i++)
-            ((float *)dst)[i * stride] = src[i];
-    else if (dtype == FFPA_F16)
-        for (ptrdiff_t i = 0; i < n; i++)
-            ((uint16_t *)dst)[i * stride] = f16_from(src[i]);
-    else
-        for (ptrdiff_t i = 0; i < n; i++)
-            ((uint16_t *)dst)[i * stride] = bf16_from(src[i]);
+    ptrdiff_t i = 0;
+    if (stride == 1 && dtype == FFPA_F32)
+        for (; i + VL <= n; i += VL)
+            vstore((float *)dst + i, vload(src + i));
+    if (stride == 1 && dtype == FFPA_F16)
+        for (; i + VL <= n; i += VL)
+            vstore_f16((uint16_t *)dst + i, vload(src + i));
+    if (stride == 1 && dtype == FFPA_BF16)
+        for (; i + VL <= n; i += VL)
+            vstore_bf16((uint16_t *)dst + i, vload(src + i));
+    for (; i < n; i++)
+        element_store(dst, dtype, i * stride, src[i]);
 }
 
 void rows_load_keys(float *dst, ptrdiff_t ld, const row_block *rb, const ffpa_tensor *t,
@@ -73,23 +83,46 @@ void rows_load_keys(float *dst, ptrdiff_t ld, const row_block *rb, const ffpa_te
                  t->shape[3]);
 }
 
-/* Columns moved between a row and its panel at a time: NR of these pieces stay in L1. */
+/* Columns moved between rows and their panel at a time: NR of these pieces stay in L1. */
 enum { PIECE = 64 };
+
+/* VL rows, PIECE apart, of n columns to VL lanes of a panel. */
+static void to_lanes(float *panel, const float *rows, ptrdiff_t n)
+{
+    for (ptrdiff_t d = 0; d < n; d += VL) {
+        vf x[VL];
+        UNROLL for (int i = 0; i < VL; i++) x[i] = vload(rows + i * PIECE + d);
+        vtranspose(x);
+        for (int i = 0; i < VL && d + i < n; i++)
+            vstore(panel + (d + i) * NR, x[i]);
+    }
+}
+
+/* And back; columns from n on, up to whole vectors, become 0. */
+static void from_lanes(float *rows, const float *panel, ptrdiff_t n)
+{
+    for (ptrdiff_t d = 0; d < n; d += VL) {
+        vf x[VL];
+        UNROLL for (int i = 0; i < VL; i++) x[i] =
+            d + i < n ? vload(panel + (d + i) * NR) : vzero();
+        vtranspose(x);
+        UNROLL for (int i = 0; i < VL; i++) vstore(rows + i * PIECE + d, x[i]);
+    }
+}
 
 void rows_to_panels(float *panels, const row_block *rb, const ffpa_tensor *t)
 {
     const ptrdiff_t dim = t->shape[3], bytes = (ptrdiff_t)dtype_bytes(t->dtype);
-    float piece[PIECE];
+    float piece[NR][PIECE] = {{0}};
     for (int p = 0; p < rb->lanes; p += NR)
         for (ptrdiff_t d0 = 0; d0 < dim; d0 += PIECE) {
             const ptrdiff_t n = dim - d0 < PIECE ? dim - d0 : PIECE;
             for (int r = 0; r < NR; r++) {
                 const char *row = sequence_query(rb->s, t, rb->head[p + r], rb->query[p + r]);
-                row_load(piece, row + d0 * t->stride[3] * bytes, t->dtype, t->stride[3], n);
-                float *lane = panels + p * dim + d0 * NR + r;
-                for (ptrdiff_t d = 0; d < n; d++)
-                    lane[d * NR] = piece[d];
+                row_load(piece[r], row + d0 * t->stride[3] * bytes, t->dtype, t->stride[3], n);
             }
+            for (int half = 0; half < NR; half += VL)
+                to_lanes(panels + p * dim + d0 * NR + half, piece[half], n);
         }
 }
 
@@ -100,31 +133,42 @@ void panel_row(float *row, const float *panels, ptrdiff_t dim, int r, float fact
         row[d] = factor == 0.0f ? 0.0f : lane[d * NR] * factor;
 }
 
+/* Write n columns, from d0 on, of lane r's row of t. */
+static void store_columns(const row_block *rb, const ffpa_tensor *t, int r, ptrdiff_t d0,
+                          const float *from, ptrdiff_t n)
+{
+    char *row = sequence_query(rb->s, t, rb->head[r], rb->query[r]);
+    row_store(row + d0 * t->stride[3] * (ptrdiff_t)dtype_bytes(t->dtype), t->dtype,
+              t->stride[3], from, n);
+}
+
 void row_out(const row_block *rb, const ffpa_tensor *t, int r, const float *row, float factor)
 {
-    const ptrdiff_t dim = t->shape[3], bytes = (ptrdiff_t)dtype_bytes(t->dtype);
-    char *out = sequence_query(rb->s, t, rb->head[r], rb->query[r]);
+    const ptrdiff_t dim = t->shape[3];
     float piece[PIECE];
     for (ptrdiff_t d0 = 0; d0 < dim; d0 += PIECE) {
         const ptrdiff_t n = dim - d0 < PIECE ? dim - d0 : PIECE;
         for (ptrdiff_t d = 0; d < n; d++)
             piece[d] = factor == 0.0f ? 0.0f : row[d0 + d] * factor;
-        row_store(out + d0 * t->stride[3] * bytes, t->dtype, t->stride[3], piece, n);
+        store_columns(rb, t, r, d0, piece, n);
     }
 }
 
 void rows_from_panels(const row_block *rb, const ffpa_tensor *t, const float *panels,
                       const float *factor)
 {
-    const ptrdiff_t dim = t->shape[3], bytes = (ptrdiff_t)dtype_bytes(t->dtype);
-    float piece[PIECE];
+    const ptrdiff_t dim = t->shape[3];
+    float piece[NR][PIECE];
     for (int p = 0; p < rb->rows; p += NR)
         for (ptrdiff_t d0 = 0; d0 < dim; d0 += PIECE) {
             const ptrdiff_t n = dim - d0 < PIECE ? dim - d0 : PIECE;
+            for (int half = 0; half < NR; half += VL)
+                from_lanes(piece[half], panels + p * dim + d0 * NR + half, n);
             for (int r = p; r < p + NR && r < rb->rows; r++) {
-                panel_row(piece, panels + p * dim + d0 * NR, n, r - p, factor[r]);
-                char *row = sequence_query(rb->s, t, rb->head[r], rb->query[r]);
-                row_store(row + d0 * t->stride[3] * bytes, t->dtype, t->stride[3], piece, n);
+                float *row = piece[r - p];
+                for (ptrdiff_t d = 0; d < n; d++)
+                    row[d] = factor[r] == 0.0f ? 0.0f : row[d] * factor[r];
+                store_columns(rb, t, r, d0, row, n);
             }
         }
 }

@@ -327,6 +327,14 @@ INLINE vf vpack_bf16(vf low, vf high)
     return (vf)(vround_bf16(low) >> 16 | (vround_bf16(high) & vuset(0xffff0000)));
 }
 
+/* VL lanes as bf16, rounded to nearest even. */
+INLINE void vstore_bf16(uint16_t *p, vf x)
+{
+    typedef uint16_t vh __attribute__((vector_size(2 * VL)));
+    const vh h = __builtin_convertvector(vround_bf16(x) >> 16, vh);
+    memcpy(p, &h, sizeof h);
+}
+
 /* Round to nearest even, quietly for NaN. */
 INLINE uint16_t bf16_from(float x)
 {
@@ -353,6 +361,19 @@ INLINE uint16_t f16_from(float x)
     }
     u += 0xfffu + (u >> 13 & 1u);
     return (uint16_t)(sign | ((u - 0x38000000u) >> 13));
+}
+
+/* VL lanes as f16, rounded to nearest even. */
+INLINE void vstore_f16(uint16_t *p, vf x)
+{
+#if defined(__AVX512F__)
+    _mm256_storeu_si256((void *)p, _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__AVX2__)
+    _mm_storeu_si128((void *)p, _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
+#else
+    for (int i = 0; i < VL; i++)
+        p[i] = f16_from(x[i]);
+#endif
 }
 
 INLINE float bf16_to(uint16_t h)
