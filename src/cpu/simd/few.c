@@ -41,13 +41,11 @@ void few_locate(few_tile *t)
     locate(t, &f->k, t->j0 + t->n, t->row + 2 * t->n);
 }
 
-/* Bytes from a row to the one that is fetched meanwhile: memory takes longer than a few rows of work, and
- * L1 must also hold Q or O. */
-enum { AHEAD_BYTES = 8192 };
+/* Bytes from a row to the one that is fetched meanwhile: memory takes longer than a few rows of work. */
+enum { AHEAD_BYTES = 32768 };
 
 /* Rows j .. j + count - 1 of the tile in k or v, or in scratch; those past the tile repeat the last. Next
- * come those some rows on. Of the rows a whole tile on a line is fetched now, so that their pages are found
- * by then: in a virtual machine that takes longer than the memory does. */
+ * come those some rows on. */
 static key_rows rows_at(const few_tile *t, bool values, bool scratch, ptrdiff_t j, int count)
 {
     const ffpa_tensor *x = values ? &t->rb->c->f.v : &t->rb->c->f.k;
@@ -60,7 +58,6 @@ static key_rows rows_at(const few_tile *t, bool values, bool scratch, ptrdiff_t 
         const ptrdiff_t key = j + i < t->n ? j + i : t->n - 1;
         rows.row[i] = scratch ? (const void *)(t->scratch + key * t->ld) : row[key];
         rows.next[i] = row[key + ahead];
-        prefetch(row[key + t->n]);
     }
     return rows;
 }
