@@ -206,28 +206,32 @@ def main():
     print("%-44s %-8s %9s %9s %7s %7s %9s" % ("case", "unit", "ffpa", "torch", "ratio", "of copy", "max diff"),
           flush=True)
 
+    def save():  # after each row: what was measured is kept, whatever happens next
+        if args.csv:
+            pathlib.Path(args.csv).write_text("\n".join(head + rows) + "\n", encoding="utf-8")
+
     def show(name, unit, work, times, difference):
         rate = [work / t / 1e9 for t in times[:2]]
         ratio = times[1] / times[0]
         share = "%.3f" % (rate[0] / (2 * COPIED / times[2] / 1e9)) if len(times) > 2 else ""
         print("%-44s %-8s %9.2f %9.2f %7.2f %7s %9.1e" % (name, unit, *rate, ratio, share, difference), flush=True)
         rows.append('"%s",%s,%.3f,%.3f,%.3f,%s,%.2e' % (name, unit, *rate, ratio, share, difference))
+        save()
 
+    for dtype in ("f32", "bf16", "f16"):
+        name = "fwd,%s,b1h8k1,q1k32768,d512" % dtype
+        if re.search(args.only, name):
+            times, size, difference = decode(ffpa, dtype, args.budget)
+            show(name, "GB/s", size, times, difference)
     for case in cases(args.quick):
         op, dtype, heads, n, d, causal = case
         name = "%s,%s,b1h%d,q%dk%d,d%d%s" % (op, dtype, heads, n, n, d, ",causal" if causal else "")
         if re.search(args.only, name):
             times, flop, difference = prefill(ffpa, case, args.budget)
             show(name, "GFLOP/s", flop, times, difference)
-    for dtype in ("f32", "bf16", "f16"):
-        name = "fwd,%s,b1h8k1,q1k32768,d512" % dtype
-        if re.search(args.only, name):
-            times, size, difference = decode(ffpa, dtype, args.budget)
-            show(name, "GB/s", size, times, difference)
     head.append(roof())
     print(head[-1])
-    if args.csv:
-        pathlib.Path(args.csv).write_text("\n".join(head + rows) + "\n", encoding="utf-8")
+    save()
 
 
 if __name__ == "__main__":
