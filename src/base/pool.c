@@ -5,11 +5,12 @@
  *
  * The caller waits only for threads that joined: on a crowded machine, one that has not woken up when
  * the pieces are gone would cost a small job many times its length. A worker holds no lock while it
- * computes, so `busy` serialises callers and `lock` only the hand-over. After fork only the calling
- * thread exists in the child: pool_run sees that the process changed and starts afresh, with new locks,
- * since the old ones may be held by threads that are gone. */
+ * computes, so `busy` serialises callers and `lock` only the hand-over. In a forked child the pool starts
+ * afresh, with new locks and no threads. */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "base/pool.h"
+
+#include "base/forked.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -22,7 +23,7 @@ struct pool {
     const allocator *alloc;
     int threads;          /* workers 1..threads-1 are pool threads, worker 0 is the caller */
     int started;          /* pool threads that exist */
-    _Atomic pid_t owner;  /* process the locks and threads belong to */
+    fork_mark process;    /* that the locks and threads belong to */
     pthread_mutex_t busy; /* held by the caller whose job runs */
     pthread_mutex_t lock; /* guards everything below but `next` */
     pthread_cond_t wake;  /* to the workers: a round is open or `stop` is set */
@@ -73,8 +74,9 @@ static void *worker_main(void *argument)
 }
 
 /* Make locks for this process and forget threads of another one. */
-static void pool_adopt(pool *p)
+static void pool_renew(void *state)
 {
+    pool *p = state;
     pthread_mutex_init(&p->busy, NULL);
     pthread_mutex_init(&p->lock, NULL);
     pthread_cond_init(&p->wake, NULL);
@@ -82,7 +84,6 @@ static void pool_adopt(pool *p)
     p->started = 0;
     p->open = false;
     p->working = 0;
-    atomic_store(&p->owner, getpid());
 }
 
 /* Start the threads that are missing; fewer may exist afterwards. Called with `busy` held. */
@@ -108,25 +109,25 @@ pool *pool_new(const allocator *a, int threads)
     if (!p) return NULL;
     p->alloc = a;
     p->threads = threads;
-    pool_adopt(p);
+    pool_renew(p);
+    fork_mark_here(&p->process);
     return p;
 }
 
 void pool_free(pool *p)
 {
     if (!p) return;
-    if (atomic_load(&p->owner) == getpid()) { /* a forked child has no threads to join */
-        pthread_mutex_lock(&p->lock);
-        p->stop = true;
-        pthread_cond_broadcast(&p->wake);
-        pthread_mutex_unlock(&p->lock);
-        for (int i = 0; i < p->started; i++)
-            pthread_join(p->worker[i].thread, NULL);
-        pthread_mutex_destroy(&p->busy);
-        pthread_mutex_destroy(&p->lock);
-        pthread_cond_destroy(&p->wake);
-        pthread_cond_destroy(&p->idle);
-    }
+    fork_check(&p->process, pool_renew, p); /* a forked child has no threads to join */
+    pthread_mutex_lock(&p->lock);
+    p->stop = true;
+    pthread_cond_broadcast(&p->wake);
+    pthread_mutex_unlock(&p->lock);
+    for (int i = 0; i < p->started; i++)
+        pthread_join(p->worker[i].thread, NULL);
+    pthread_mutex_destroy(&p->busy);
+    pthread_mutex_destroy(&p->lock);
+    pthread_cond_destroy(&p->wake);
+    pthread_cond_destroy(&p->idle);
     mem_free(p->alloc, p);
 }
 
@@ -144,8 +145,7 @@ void pool_run(pool *p, pool_fn fn, void *job, int64_t pieces)
         run_alone(fn, job, pieces);
         return;
     }
-    if (atomic_load(&p->owner) != getpid())
-        pool_adopt(p); /* child: only this thread exists yet */
+    fork_check(&p->process, pool_renew, p);
     if (pthread_mutex_trylock(&p->busy) != 0) {
         run_alone(fn, job, pieces);
         return;

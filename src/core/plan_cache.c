@@ -1,8 +1,11 @@
 /* plan_cache.c - plans by problem, the least recently used one leaving when all places are taken.
  * One lock around a lookup of a few hashes: a hit holds it for tens of nanoseconds. Planning happens
  * outside it, so a slow plan delays nobody else; two threads may plan the same problem at once, and
- * the second one's plan is dropped. */
+ * the second one's plan is dropped. A forked child renews the lock and keeps the plans: an entry caught in
+ * the middle of a change is a plan under the wrong hash or time, which only costs a miss. */
 #include "core/plan.h"
+
+#include "base/forked.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -14,7 +17,8 @@ enum { PLAN_CACHE_ENTRIES = 256 };
 struct plan_cache {
     const allocator *alloc;
     pthread_mutex_t lock;
-    uint64_t clock; /* counts lookups */
+    fork_mark process; /* that `lock` belongs to */
+    uint64_t clock;    /* counts lookups */
     struct entry {
         uint64_t hash;
         uint64_t used;   /* clock of the last hit */
@@ -22,18 +26,22 @@ struct plan_cache {
     } entry[PLAN_CACHE_ENTRIES];
 };
 
+static void renew_lock(void *state) { pthread_mutex_init(&((plan_cache *)state)->lock, NULL); }
+
 plan_cache *plan_cache_new(const allocator *a)
 {
     plan_cache *cache = mem_new(a, sizeof *cache);
     if (!cache) return NULL;
     cache->alloc = a;
-    pthread_mutex_init(&cache->lock, NULL);
+    renew_lock(cache);
+    fork_mark_here(&cache->process);
     return cache;
 }
 
 void plan_cache_free(plan_cache *cache)
 {
     if (!cache) return;
+    fork_check(&cache->process, renew_lock, cache);
     for (int i = 0; i < PLAN_CACHE_ENTRIES; i++)
         plan_release(cache->entry[i].plan);
     pthread_mutex_destroy(&cache->lock);
@@ -73,6 +81,7 @@ ffpa_status plan_get(ffpa_context *ctx, const problem *prob, const char *fn, ffp
 {
     plan_cache *cache = ctx->plans;
     const uint64_t hash = XXH3_64bits(prob, sizeof *prob);
+    fork_check(&cache->process, renew_lock, cache);
     pthread_mutex_lock(&cache->lock);
     *plan = find(cache, hash, prob);
     pthread_mutex_unlock(&cache->lock);

@@ -189,6 +189,36 @@ static void a_child_forked_in_the_middle_of_a_job(void **state)
     pool_free(p);
 }
 
+static void *run_once(void *argument)
+{
+    caller *c = argument;
+    c->wrong += run_job(c->pool, 50, NULL);
+    return NULL;
+}
+
+static int run_from_two_threads(pool *p)
+{
+    pthread_t thread;
+    caller here = {.pool = p}, there = {.pool = p};
+    if (pthread_create(&thread, NULL, run_once, &there) != 0) return 1;
+    run_once(&here);
+    pthread_join(thread, NULL);
+    pool_free(p);
+    return here.wrong + there.wrong != 0;
+}
+
+/* Threads of a child may come to the pool at once; only one of them may renew its locks. */
+static void two_threads_of_a_child_run_at_once(void **state)
+{
+    (void)state;
+    SKIP_UNDER_TSAN();
+    pool *p = pool_new(&allocator_default, 3);
+    assert_int_equal(run_job(p, 50, NULL), 0);
+    for (int i = 0; i < 200; i++)
+        assert_int_equal(in_child(run_from_two_threads, p), 0);
+    pool_free(p);
+}
+
 static void *no_memory(void *user, size_t bytes, size_t alignment)
 {
     (void)user, (void)bytes, (void)alignment;
@@ -218,6 +248,7 @@ int main(void)
         cmocka_unit_test(many_callers_share_a_pool),
         cmocka_unit_test(a_forked_child_can_run_and_free),
         cmocka_unit_test(a_child_forked_in_the_middle_of_a_job),
+        cmocka_unit_test(two_threads_of_a_child_run_at_once),
         cmocka_unit_test(no_memory_is_null),
         cmocka_unit_test(at_least_one_processor),
     };
