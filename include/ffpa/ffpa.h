@@ -413,7 +413,7 @@ typedef struct ffpa_problem {
 FFPA_API ffpa_status ffpa_problem_parse(const char *text, ffpa_problem *problem);
 
 /* Print a problem in canonical form: parse(format(p)) equals p. Always NUL-terminated within
- * `capacity`; E_INVALID when it does not fit. 512 bytes suffice. Any thread. */
+ * `capacity`; E_INVALID when it does not fit. 1024 bytes suffice. Any thread. */
 FFPA_API ffpa_status ffpa_problem_format(const ffpa_problem *problem, char *text, size_t capacity);
 
 /* How a call would run. Filled before the call: nothing is computed, nothing compiled twice. */

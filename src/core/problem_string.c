@@ -1,11 +1,11 @@
 /* problem_string.c - the one text form of a problem; its grammar is at ffpa_problem in ffpa.h. */
+#include "base/number.h"
 #include "core/checks.h"
 
 #include <ctype.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 static const char *const FN_PARSE = "ffpa_problem_parse", *const FN_FORMAT =
@@ -56,19 +56,13 @@ static bool take_integer(field *f, bool negative, int64_t *out)
     return true;
 }
 
+/* All that is left of the field. */
 static bool take_float(field *f, float *out)
 {
-    char buffer[64],
-        *end; /* strtof needs a terminated string and knows locales we do not want */
     const size_t left = (size_t)(f->begin + f->length - f->text);
-    if (left == 0 || left >= sizeof buffer) return false;
-    memcpy(buffer, f->text, left);
-    buffer[left] = 0;
-    for (size_t i = 0; i < left; i++)
-        if (!isdigit((unsigned char)buffer[i]) && !strchr("+-.eE", buffer[i])) return false;
-    *out = strtof(buffer, &end);
-    f->text += end - buffer;
-    return end != buffer;
+    if (!number_read(f->text, left, out)) return false;
+    f->text += left;
+    return true;
 }
 
 static const struct {
@@ -293,10 +287,11 @@ static void FFPA_PRINTF(2, 3) put(writer *w, const char *fmt, ...)
  * suffice for that (softcap30, not softcap3e+01). */
 static void put_float(writer *w, const char *name, float x)
 {
-    char text[40], shortest[40] = "";
+    char text[NUMBER_BYTES], shortest[NUMBER_BYTES] = "";
     for (int digits = 1; digits <= 9; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, (double)x);
-        if (strtof(text, NULL) != x) continue;
+        float back;
+        number_print(text, digits, x);
+        if (!number_read(text, strlen(text), &back) || back != x) continue;
         if (!*shortest) memcpy(shortest, text, sizeof text);
         if (!strchr(text, 'e')) {
             memcpy(shortest, text, sizeof text);

@@ -3,7 +3,10 @@
 #include "support/unit.h"
 
 #include <inttypes.h>
+#include <locale.h>
+#include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 static ffpa_problem parsed(const char *text)
 {
@@ -211,6 +214,27 @@ static void every_capacity(void **state)
     assert_status(ffpa_problem_format(&p, NULL, 9), FFPA_E_INVALID, "text is NULL");
 }
 
+/* Every number as long as it can be. */
+static void the_longest_problem_fits(void **state)
+{
+    (void)state;
+    ffpa_problem p = parsed(
+                     "fwd,bf16,b32h1,q1k1,d1000v1001,causal_tl,win1:1,mask=bool:bhqk,"
+                     "softcap1.00000001e-30,alibi,sink,dropout1.23456789e-30,"
+                     "scale-1.23456789e-30,bnhd,seed18446744073709551615,page2147483647"),
+                 again;
+    p.nk = p.nq = p.hq = INT64_MAX, p.hk = 1;
+    p.window_left = p.window_right = INT64_MAX;
+    p.n_lengths = FFPA_MAX_LENGTHS;
+    for (int i = 0; i < FFPA_MAX_LENGTHS; i++)
+        p.lengths[i] = INT64_MAX;
+    char text[1024];
+    assert_ok(ffpa_problem_format(&p, text, sizeof text));
+    assert_true(strlen(text) > 900);
+    assert_ok(ffpa_problem_parse(text, &again));
+    assert_memory_equal(&p, &again, sizeof p);
+}
+
 /* A problem made by hand may hold anything; format refuses what parse would never make. */
 static void format_checks_its_problem(void **state)
 {
@@ -234,6 +258,38 @@ static void format_checks_its_problem(void **state)
     assert_status(ffpa_problem_format(&p, text, sizeof text), FFPA_E_INVALID, "-1 lengths");
 }
 
+/* A program's locale may write 0,5: problem strings never do. Where no such locale is installed, one is
+ * made if the machine can. */
+static bool comma_locale(void)
+{
+    static const char *const names[] = {"de_DE.UTF-8", "fr_FR.UTF-8", "ru_RU.UTF-8", "comma"};
+    for (size_t i = 0; i < COUNT(names); i++)
+        if (setlocale(LC_ALL, names[i]) && localeconv()->decimal_point[0] == ',') return true;
+    char folder[] = "/tmp/ffpa-locale-XXXXXX", command[200];
+    if (!mkdtemp(folder)) return false;
+    snprintf(command, sizeof command, "localedef -i de_DE -f UTF-8 %s/comma >/dev/null 2>&1",
+             folder);
+    bool made = system(command) == 0 && setenv("LOCPATH", folder, 1) == 0 &&
+                setlocale(LC_ALL, "comma") && localeconv()->decimal_point[0] == ',';
+    snprintf(command, sizeof command, "rm -rf %s", folder);
+    return system(command) == 0 && made;
+}
+
+static void numbers_have_points_in_every_locale(void **state)
+{
+    if (!comma_locale()) skip();
+    char half[16];
+    snprintf(half, sizeof half, "%.1f", 0.5);
+    assert_string_equal(half, "0,5");
+    round_trip(state);
+    every_option(state);
+    refusals(state);
+    ffpa_problem p;
+    assert_status(ffpa_problem_parse("fwd,f32,b1h1,q1k1,d1,softcap0,5", &p), FFPA_E_INVALID,
+                  "'5'");
+    setlocale(LC_ALL, "C");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -244,6 +300,8 @@ int main(void)
         cmocka_unit_test(too_many_lengths_and_too_long_a_text),
         cmocka_unit_test(every_capacity),
         cmocka_unit_test(format_checks_its_problem),
+        cmocka_unit_test(the_longest_problem_fits),
+        cmocka_unit_test(numbers_have_points_in_every_locale),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
