@@ -14,8 +14,12 @@ ffpa_status call_check(const call *c, const char *fn);
 /* Rules that need no tensor: dimensions, options. Also for problems from text. */
 ffpa_status ask_check(const ffpa_problem *ask, const char *fn);
 
-/* Rules about memory, checked when a call runs: nothing missing, no output over anything else. */
-ffpa_status call_check_memory(const call *c, const char *fn);
+/* Is there a mask where rows are packed? */
+ffpa_status mask_check(bool mask, bool packed, const char *fn);
+
+/* Rules about memory, checked when a call runs: nothing missing, nothing written over anything else that
+ * the call reads or writes, index arrays and the part of the workspace that is used included. */
+ffpa_status call_check_memory(const call *c, size_t workspace_bytes, const char *fn);
 
 /* All of it for a merge. */
 ffpa_status merge_check(const ffpa_merge_params *m, const char *fn);

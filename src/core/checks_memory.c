@@ -2,6 +2,7 @@
 #include "core/checks.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 /* One tensor of a call, its name and whether the call writes it. */
 typedef struct operand {
@@ -21,10 +22,21 @@ static ffpa_status check_operand(operand *o, const char *fn)
     CHECK((uintptr_t)o->t->data % bytes == 0, FFPA_E_INVALID,
           "%s: %s.data=%p is not aligned to its %zu-byte elements", fn, o->name, o->t->data,
           bytes);
-    CHECK(!o->written || !view_folds(o->t), FFPA_E_INVALID,
+    const view_share folds = o->written ? view_folds(o->t) : SHARE_NO;
+    CHECK(folds == SHARE_NO, FFPA_E_INVALID,
           "%s: %s.stride=[%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64
-          "] puts two elements of an output at one address",
-          fn, o->name, o->t->stride[0], o->t->stride[1], o->t->stride[2], o->t->stride[3]);
+          "] %s two elements of an output at one address",
+          fn, o->name, o->t->stride[0], o->t->stride[1], o->t->stride[2], o->t->stride[3],
+          folds == SHARE_YES ? "puts" : "is too intricate to tell that it never puts");
+    return FFPA_OK;
+}
+
+static ffpa_status check_apart(const operand *out, const operand *other, const char *fn)
+{
+    const view_share share = views_share(out->t, other->t);
+    CHECK(share == SHARE_NO, FFPA_E_INVALID, "%s: %s %s %s %s in memory", fn,
+          strcmp(out->name, "workspace") == 0 ? "the" : "output", out->name,
+          share == SHARE_YES ? "overlaps" : "may overlap", other->name);
     return FFPA_OK;
 }
 
@@ -38,18 +50,52 @@ static ffpa_status check_operands_apart(operand *ops, int n, const char *fn)
             if (i == j || !ops[i].written || (ops[j].written && j < i)) continue;
             if (ops[i].range.high <= ops[j].range.low || ops[j].range.high <= ops[i].range.low)
                 continue;
-            CHECK(!views_overlap(ops[i].t, ops[j].t), FFPA_E_INVALID,
-                  "%s: output %s overlaps %s in memory", fn, ops[i].name, ops[j].name);
+            TRY(check_apart(&ops[i], &ops[j], fn));
         }
     return FFPA_OK;
 }
 
-ffpa_status call_check_memory(const call *c, const char *fn)
+/* A side array as a tensor of `rows` times `columns`, absent when its address is NULL. */
+static ffpa_tensor array_view(const void *data, int32_t dtype, int64_t rows, int64_t columns,
+                              int64_t stride)
+{
+    ffpa_tensor t = {
+        .shape = {1, 1, rows, columns}, .stride = {0, 0, stride, 1}, .dtype = dtype};
+    if (!data) return (ffpa_tensor){0};
+    memcpy(&t.data, &data, sizeof t.data); /* only compared */
+    return t;
+}
+
+/* The arrays that a call reads besides tensors. */
+enum { SIDE_ARRAYS = 8 };
+static void side_arrays(const call *c, ffpa_tensor out[SIDE_ARRAYS])
+{
+    const ffpa_varlen *v = &c->varlen;
+    const ffpa_kv_cache *k = &c->cache;
+    const int64_t batch = sequence_count(c);
+    const int32_t index = v->index_dtype, page_index = k->index_dtype;
+    out[0] = array_view(v->cu_q, index, 1, batch + 1, 0);
+    out[1] = array_view(v->cu_k, index, 1, batch + 1, 0);
+    out[2] = array_view(k->lengths, page_index, 1, batch, 0);
+    out[3] = array_view(k->batch_index, page_index, 1, batch, 0);
+    out[4] = array_view(k->block_table, page_index, batch, k->table_width,
+                        k->table_stride ? k->table_stride : k->table_width);
+    out[5] = array_view(c->rows.rows, FFPA_I64, 1, c->rows.count, 0);
+    out[6] = array_view(c->dropout.seed_ptr, FFPA_I64, 1, 1, 0);
+    out[7] = array_view(c->dropout.offset_ptr, FFPA_I64, 1, 1, 0);
+}
+
+ffpa_status call_check_memory(const call *c, size_t workspace_bytes, const char *fn)
 {
     const ffpa_forward_params *f = &c->f;
     const ffpa_backward_params *g = &c->g;
     const bool forward = c->op == FFPA_FORWARD;
     const bool appends = f->kv_cache && c->cache.k_new.shape[2] > 0;
+    size_t given;
+    ffpa_tensor side[SIDE_ARRAYS];
+    const ffpa_tensor workspace =
+        array_view(call_workspace(c, &given), FFPA_BOOL, 1, (int64_t)workspace_bytes, 0);
+    side_arrays(c, side);
     const operand all[] = {
         {&f->q, "q", false, {0, 0}},
         {&f->k, "k", appends, {0, 0}},
@@ -68,12 +114,21 @@ ffpa_status call_check_memory(const call *c, const char *fn)
         {&g->dv, "dv", true, {0, 0}},
         {&g->dmask, "dmask", true, {0, 0}},
         {&g->dsink, "dsink", true, {0, 0}},
+        {&side[0], "varlen.cu_q", false, {0, 0}},
+        {&side[1], "varlen.cu_k", false, {0, 0}},
+        {&side[2], "kv_cache.lengths", false, {0, 0}},
+        {&side[3], "kv_cache.batch_index", false, {0, 0}},
+        {&side[4], "kv_cache.block_table", false, {0, 0}},
+        {&side[5], "rows.rows", false, {0, 0}},
+        {&side[6], "dropout.seed_ptr", false, {0, 0}},
+        {&side[7], "dropout.offset_ptr", false, {0, 0}},
+        {&workspace, "workspace", true, {0, 0}},
     };
-    operand given[sizeof all / sizeof all[0]];
+    operand given_ones[sizeof all / sizeof all[0]];
     int n = 0;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        if (tensor_given(all[i].t)) given[n++] = all[i];
-    return check_operands_apart(given, n, fn);
+        if (tensor_given(all[i].t)) given_ones[n++] = all[i];
+    return check_operands_apart(given_ones, n, fn);
 }
 
 ffpa_status merge_check(const ffpa_merge_params *m, const char *fn)
@@ -114,9 +169,10 @@ ffpa_status merge_check(const ffpa_merge_params *m, const char *fn)
             bool same = a->data == b->data && (j < 4) && i % 2 == j % 2;
             for (int x = 0; x < 4; x++)
                 same = same && (a->stride[x] == b->stride[x] || a->shape[x] <= 1);
-            CHECK(i == j || same || !views_overlap(a, b), FFPA_E_INVALID,
-                  "%s: output %s overlaps %s in memory without being the same view", fn,
-                  ops[i].name, ops[j].name);
+            const view_share share = i == j || same ? SHARE_NO : views_share(a, b);
+            CHECK(share == SHARE_NO, FFPA_E_INVALID,
+                  "%s: output %s %s %s in memory without being the same view", fn, ops[i].name,
+                  share == SHARE_YES ? "overlaps" : "may overlap", ops[j].name);
         }
     return FFPA_OK;
 }

@@ -123,11 +123,33 @@ static ffpa_status find_workspace(const ffpa_plan *plan, const call *c, const ch
     return FFPA_OK;
 }
 
+ffpa_status plan_check(const ffpa_plan *plan, const call *c, const char *fn)
+{
+    TRY(call_check_memory(c, plan->report.workspace_bytes, fn));
+    return plan->prob.device == FFPA_HOST ? sequences_check(c, fn) : FFPA_OK;
+}
+
+/* Has a call no element to write? Then even a loop over its sequences may be too much: there may be
+ * 2^40 of them without memory behind any. */
+static bool writes_nothing(const call *c)
+{
+    const ffpa_forward_params *f = &c->f;
+    const ffpa_backward_params *g = &c->g;
+    if (c->op == FFPA_FORWARD)
+        return view_count(&f->o) == 0 && view_count(&f->lse) == 0 &&
+               view_count(&c->cache.k_new) == 0 && view_count(&c->cache.v_new) == 0;
+    return view_count(&g->dq) == 0 && view_count(&g->dk) == 0 && view_count(&g->dv) == 0 &&
+           view_count(&g->dmask) == 0 && view_count(&g->dsink) == 0;
+}
+
 ffpa_status plan_run(const ffpa_plan *plan, const call *c, const char *fn)
 {
     void *workspace, *own;
-    TRY(call_check_memory(c, fn));
-    if (plan->prob.device == FFPA_HOST) TRY(sequences_check(c, fn));
+    TRY(plan_check(plan, c, fn));
+    if (writes_nothing(c)) {
+        path_taken(plan->report.path);
+        return FFPA_OK;
+    }
     TRY(find_workspace(plan, c, fn, &workspace, &own));
     const ffpa_status status = c->op == FFPA_BACKWARD ? plan->be->backward(plan, c, workspace)
                                                       : plan->be->forward(plan, c, workspace);

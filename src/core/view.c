@@ -4,7 +4,6 @@
 #include "core/problem.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 
 int64_t view_count(const ffpa_tensor *t)
 {
@@ -44,137 +43,143 @@ ffpa_status view_range(const ffpa_tensor *t, const char *fn, const char *name,
     return FFPA_OK;
 }
 
-/* One axis with more than one index; `bytes` is the distance between neighbours. */
+/* ---- which addresses are reached ----------------------------------------------------------------
+ * Both questions are one: has the sum of step[i] * x[i] a value that is given, for whole x[i] in
+ * 0..most[i]? All steps are positive, so a search from the largest step down finds few choices where
+ * strides nest, as in slices and permutations of arrays, and the common divisor of the steps that are
+ * left rules out most of the others. Strides made to be difficult run out of tries. */
+
 typedef struct axis {
-    int64_t count, bytes;
+    uint64_t step, most; /* most > 0 */
 } axis;
 
-static int axis_larger_first(const void *a, const void *b)
+/* Two views of 4 axes and the bytes of an element of each. */
+enum { MAX_AXES = 10, MAX_TRIES = 20000 };
+
+typedef struct axis_list {
+    int n;
+    axis axis[MAX_AXES]; /* by step, largest first, no step twice */
+} axis_list;
+
+static void add_axis(axis_list *list, uint64_t step, uint64_t most)
 {
-    const int64_t x = ((const axis *)a)->bytes, y = ((const axis *)b)->bytes;
-    return (x < y) - (x > y);
+    int i = 0;
+    if (step == 0 || most == 0) return;
+    while (i < list->n && list->axis[i].step > step)
+        i++;
+    if (i < list->n && list->axis[i].step == step) {
+        list->axis[i].most += most;
+        return;
+    }
+    for (int j = list->n++; j > i; j--)
+        list->axis[j] = list->axis[j - 1];
+    list->axis[i] = (axis){step, most};
 }
 
-/* Axes of a view sorted by stride, largest first, all strides made positive; returns how many, and
- * in *base the lowest address. */
-static int sorted_axes(const ffpa_tensor *t, axis out[4], int64_t *base)
+static uint64_t common_divisor(uint64_t a, uint64_t b)
+{
+    while (b) {
+        const uint64_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* Is `sum` reached by axes[0..n)? SHARE_MAYBE when the tries are used up. */
+static view_share reached(const axis *axes, int n, uint64_t sum, int *tries)
+{
+    uint64_t inner = 0, divisor = 0;
+    if (sum == 0) return SHARE_YES;
+    if (n == 0) return SHARE_NO;
+    for (int i = 1; i < n; i++) {
+        inner += axes[i].step * axes[i].most;
+        divisor = common_divisor(divisor, axes[i].step);
+    }
+    const uint64_t step = axes[0].step, fits = sum / step;
+    const uint64_t last = fits < axes[0].most ? fits : axes[0].most;
+    uint64_t x = sum > inner ? (sum - inner - 1) / step + 1 : 0, stride = 1;
+    if (divisor == 0) return sum % step == 0 && fits <= axes[0].most ? SHARE_YES : SHARE_NO;
+    if (sum % common_divisor(divisor, step) != 0) return SHARE_NO;
+    for (; x <= last; x += stride) {
+        if ((*tries)-- <= 0) return SHARE_MAYBE;
+        const uint64_t rest = sum - step * x;
+        if (rest % divisor != 0) continue;
+        stride = divisor / common_divisor(divisor, step); /* to the next one that it divides */
+        const view_share share = reached(axes + 1, n - 1, rest, tries);
+        if (share != SHARE_NO) return share;
+    }
+    return SHARE_NO;
+}
+
+/* Add the axes of a view; steps and sizes in bytes. */
+static void add_view(axis_list *list, const ffpa_tensor *t)
 {
     const int64_t size = (int64_t)dtype_bytes(t->dtype);
-    int n = 0;
-    *base = (int64_t)(intptr_t)t->data;
     for (int i = 0; i < 4; i++) {
-        if (t->shape[i] <= 1) continue;
-        const int64_t step = t->stride[i] * size;
-        if (step < 0) *base += step * (t->shape[i] - 1);
-        out[n++] = (axis){t->shape[i], step < 0 ? -step : step};
+        const int64_t step = t->shape[i] > 1 ? t->stride[i] * size : 0;
+        add_axis(list, (uint64_t)(step < 0 ? -step : step), (uint64_t)(t->shape[i] - 1));
     }
-    qsort(out, (size_t)n, sizeof out[0], axis_larger_first);
-    return n;
 }
 
-bool view_folds(const ffpa_tensor *t)
+view_share views_share(const ffpa_tensor *a, const ffpa_tensor *b)
 {
-    axis ax[4];
-    int64_t base, inner = (int64_t)dtype_bytes(t->dtype);
-    if (view_count(t) == 0) return false;
-    const int n = sorted_axes(t, ax, &base);
-    for (int i = n - 1; i >= 0; i--) { /* each step must clear all that lies inside it */
-        if (ax[i].bytes < inner) return true;
-        inner += ax[i].bytes * (ax[i].count - 1);
-    }
-    return false;
+    byte_range ra, rb;
+    axis_list list = {0};
+    int tries = MAX_TRIES;
+    if (view_range(a, "", "", &ra) != FFPA_OK || view_range(b, "", "", &rb) != FFPA_OK)
+        return SHARE_MAYBE;
+    if (ra.low >= ra.high || rb.low >= rb.high) return SHARE_NO;
+    if (ra.high <= rb.low || rb.high <= ra.low) return SHARE_NO;
+    /* low_a + bytes into a = high_b - 1 - bytes back into b */
+    const uint64_t size_a = dtype_bytes(a->dtype), size_b = dtype_bytes(b->dtype);
+    const uint64_t distance = (uint64_t)rb.high - 1 - (uint64_t)ra.low;
+    /* In units of the smaller element, unless the views lie between each other's elements. */
+    const uint64_t unit = size_a < size_b ? size_a : size_b;
+    const bool whole = (distance + 1) % unit == 0;
+    add_view(&list, a);
+    add_view(&list, b);
+    add_axis(&list, whole ? unit : 1, whole ? size_a / unit - 1 : size_a - 1);
+    add_axis(&list, whole ? unit : 1, whole ? size_b / unit - 1 : size_b - 1);
+    return reached(list.axis, list.n, whole ? distance + 1 - unit : distance, &tries);
 }
 
-/* Does a view have an element in [low, high)? `base` is the address of its first one. */
-static bool axes_hit_range(const axis *ax, int n, int64_t base, int64_t size, int64_t low,
-                           int64_t high)
+/* Does each step clear all that lies inside it? Then no two elements meet. */
+static bool nests(const axis_list *list, uint64_t size)
 {
-    if (n == 0) return base < high && base + size > low;
-    int64_t span =
-        size; /* bytes from the first to past the last element of one index of ax[0] */
-    for (int i = 1; i < n; i++)
-        span += ax[i].bytes * (ax[i].count - 1);
-    const int64_t step = ax[0].bytes, last = ax[0].count - 1;
-    int64_t from = base + span > low ? 0 : (low - base - span) / step + 1;
-    int64_t to = base >= high ? -1 : (high - 1 - base) / step;
-    if (to > last) to = last;
-    if (from > to) return false;
-    if (to - from >= 2) return true; /* the middle one lies inside the range as a whole */
-    return axes_hit_range(ax + 1, n - 1, base + from * step, size, low, high) ||
-           axes_hit_range(ax + 1, n - 1, base + to * step, size, low, high);
-}
-
-/* Is there an element of b at `delta` from one of a? Both have axes of the same byte steps, nested,
- * so at most two differences of the index of the largest step can do it. */
-static bool nested_hit(const axis *a, const axis *b, int n, int64_t delta, int64_t size_a,
-                       int64_t size_b)
-{
-    if (n == 0) return delta < size_a && -delta < size_b;
-    const int64_t step = a[0].bytes;
-    const int64_t floor = delta / step - (delta % step < 0);
-    for (int64_t k = floor; k <= floor + 1; k++)
-        if (k > -b[0].count && k < a[0].count &&
-            nested_hit(a + 1, b + 1, n - 1, delta - k * step, size_a, size_b))
-            return true;
-    return false;
-}
-
-/* Give both axis lists the same steps, by adding axes of one index. Returns how many. */
-static int align_axes(const axis *a, int na, const axis *b, int nb, axis *out_a, axis *out_b)
-{
-    int i = 0, j = 0, n = 0;
-    for (; i < na || j < nb; n++) {
-        const int64_t sa = i < na ? a[i].bytes : -1, sb = j < nb ? b[j].bytes : -1;
-        const int64_t step = sa > sb ? sa : sb;
-        out_a[n] = sa == step ? a[i++] : (axis){1, step};
-        out_b[n] = sb == step ? b[j++] : (axis){1, step};
-    }
-    return n;
-}
-
-/* Does each step clear everything inside it, for both views together? */
-static bool axes_nest(const axis *a, const axis *b, int n, int64_t size)
-{
-    int64_t inner = size;
-    for (int i = n - 1; i >= 0; i--) {
-        if (a[i].bytes < inner) return false;
-        const int64_t count = a[i].count > b[i].count ? a[i].count : b[i].count;
-        inner += a[i].bytes * (count - 1);
+    uint64_t inner = size;
+    for (int i = list->n - 1; i >= 0; i--) {
+        if (list->axis[i].step < inner) return false;
+        inner += list->axis[i].step * list->axis[i].most;
     }
     return true;
 }
 
-/* Does a view fill its range without gaps? */
-static bool view_dense(const ffpa_tensor *t, byte_range r)
+view_share view_folds(const ffpa_tensor *t)
 {
-    return !view_folds(t) && r.high - r.low == view_count(t) * (int64_t)dtype_bytes(t->dtype);
-}
-
-/* Axes of step 0 add no address. */
-static int drop_broadcast(const axis *ax, int n)
-{
-    while (n > 0 && ax[n - 1].bytes == 0)
-        n--;
-    return n;
-}
-
-bool views_overlap(const ffpa_tensor *a, const ffpa_tensor *b)
-{
-    byte_range ra, rb;
-    axis xa[4], xb[4], ya[8], yb[8];
-    int64_t base_a, base_b;
-    if (view_range(a, "", "", &ra) != FFPA_OK || view_range(b, "", "", &rb) != FFPA_OK)
-        return true;
-    if (ra.low >= ra.high || rb.low >= rb.high) return false;
-    if (ra.high <= rb.low || rb.high <= ra.low) return false;
-    const int64_t size_a = (int64_t)dtype_bytes(a->dtype),
-                  size_b = (int64_t)dtype_bytes(b->dtype);
-    const int na = drop_broadcast(xa, sorted_axes(a, xa, &base_a));
-    const int nb = drop_broadcast(xb, sorted_axes(b, xb, &base_b));
-    if (view_dense(a, ra)) return axes_hit_range(xb, nb, base_b, size_b, ra.low, ra.high);
-    if (view_dense(b, rb)) return axes_hit_range(xa, na, base_a, size_a, rb.low, rb.high);
-    if (a->data == b->data) return true;
-    const int n = align_axes(xa, na, xb, nb, ya, yb);
-    if (!axes_nest(ya, yb, n, size_a > size_b ? size_a : size_b)) return false;
-    return nested_hit(ya, yb, n, base_b - base_a, size_a, size_b);
+    axis_list once = {0};
+    int axes = 0, tries = MAX_TRIES;
+    if (view_count(t) == 0) return SHARE_NO;
+    for (int i = 0; i < 4; i++) {
+        if (t->shape[i] > 1 && t->stride[i] == 0) return SHARE_YES;
+        axes += t->shape[i] > 1;
+    }
+    add_view(&once, t);
+    if (once.n < axes) return SHARE_YES; /* two axes of one step */
+    if (nests(&once, dtype_bytes(t->dtype))) return SHARE_NO;
+    /* Two elements meet when differences d[i] in -most..most, not all 0, sum to 0; some axis then has
+     * d >= 1, or the same with the two elements swapped. All d[i] are counted up from their least. */
+    for (int a = 0; a < once.n; a++) {
+        axis_list list = {0};
+        uint64_t sum = 0;
+        for (int i = 0; i < once.n; i++) {
+            const uint64_t step = once.axis[i].step, most = once.axis[i].most;
+            add_axis(&list, step, i == a ? most - 1 : 2 * most);
+            if (i != a) sum += step * most;
+        }
+        if (sum < once.axis[a].step) continue;
+        const view_share share = reached(list.axis, list.n, sum - once.axis[a].step, &tries);
+        if (share != SHARE_NO) return share;
+    }
+    return SHARE_NO;
 }

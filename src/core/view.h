@@ -17,11 +17,14 @@ ffpa_status view_range(const ffpa_tensor *t, const char *fn, const char *name,
 
 int64_t view_count(const ffpa_tensor *t); /* elements; shapes are known to be valid */
 
-/* Do two elements of one view certainly share an address? Written views must not. */
-bool view_folds(const ffpa_tensor *t);
+/* Whether memory is shared. Exact for views whose strides nest, such as all slices and permutations of
+ * arrays, and for nearly all others; "maybe" when finding out would take too long. */
+typedef enum view_share { SHARE_NO, SHARE_YES, SHARE_MAYBE } view_share;
 
-/* Do two views certainly share a byte? Exact for views that tile memory in nested strides, such as
- * all slices and permutations of arrays; otherwise "no" when it cannot be proved. */
-bool views_overlap(const ffpa_tensor *a, const ffpa_tensor *b);
+/* Do two elements of one view share an address? Written views must not. */
+view_share view_folds(const ffpa_tensor *t);
+
+/* Do two views share a byte? */
+view_share views_share(const ffpa_tensor *a, const ffpa_tensor *b);
 
 #endif

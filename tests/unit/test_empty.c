@@ -2,6 +2,8 @@
 #include "support/sample_call.h"
 #include "support/unit.h"
 
+#include <unistd.h>
+
 static void check_zero(const float *x, size_t n, const char *backend, const char *name)
 {
     for (size_t i = 0; i < n; i++)
@@ -61,9 +63,35 @@ static void gradients_without_keys(void **state)
     }
 }
 
+/* Nothing to write is nothing to do, however many sequences it is spread over. */
+static void a_trillion_empty_sequences(void **state)
+{
+    (void)state;
+    static sample_call s;
+    ffpa_context *ctx;
+    const ffpa_context_options options = {
+        .struct_size = sizeof options, .policy = FFPA_ALLOW_SLOW, .threads = 1};
+    assert_ok(ffpa_context_create(&options, &ctx));
+    sample_init(&s);
+    ffpa_tensor *const tensors[] = {&s.f.q,    &s.f.k,  &s.f.v,  &s.f.o, &s.f.lse,
+                                    &s.g.dout, &s.g.dq, &s.g.dk, &s.g.dv};
+    for (size_t i = 0; i < COUNT(tensors); i++) {
+        tensors[i]->shape[0] = (int64_t)1 << 40;
+        tensors[i]->shape[1] = 1;
+        tensors[i]->shape[2] = 0;
+        memset(tensors[i]->stride, 0, sizeof tensors[i]->stride);
+    }
+    alarm(20); /* a loop over them would end the test */
+    assert_ok(ffpa_forward(ctx, &s.f));
+    assert_ok(ffpa_backward(ctx, &s.g));
+    alarm(0);
+    ffpa_context_destroy(ctx);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(gradients_without_query_heads),
-                                       cmocka_unit_test(gradients_without_keys)};
+                                       cmocka_unit_test(gradients_without_keys),
+                                       cmocka_unit_test(a_trillion_empty_sequences)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
