@@ -72,7 +72,9 @@ static ffpa_status bench_case(bench_result *r, attention_case *c, ffpa_context *
     if (status == FFPA_OK)
         status = backward ? ffpa_plan_backward(context, &c->backward, &plan)
                           : ffpa_plan_forward(context, &c->forward, &plan);
-    if (status == FFPA_OK) status = ffpa_plan_report(plan, &report);
+    if (status == FFPA_OK) /* the plan's own report does not know the lengths of sequences */
+        status = backward ? ffpa_backward_supported(context, &c->backward, &report)
+                          : ffpa_forward_supported(context, &c->forward, &report);
     if (status == FFPA_OK) {
         r->flop = report.flop;
         r->bytes = report.bytes;
@@ -88,7 +90,7 @@ static int bench_problem(bench_result *r, const ffpa_problem *p, ffpa_context *c
 {
     attention_case c;
     *r = (bench_result){0};
-    int code = case_build(&c, p, false);
+    int code = case_build(&c, p, false, context);
     if (code != DONE) return code;
     ffpa_status status = bench_case(r, &c, context, limit);
     if (status != FFPA_OK) code = complain_library(status);

@@ -6,10 +6,8 @@
 
 #define CHECK_GIVEN(pointer, fn) CHECK(pointer, FFPA_E_INVALID, "%s: " #pointer " is NULL", fn)
 
-/* Read params of either operation into a call and its problem; all rules but those about memory. */
-ffpa_status read_forward(const ffpa_forward_params *params, const char *fn, call *c,
-                         problem *p);
-ffpa_status read_backward(const ffpa_backward_params *params, const char *fn, call *c,
-                          problem *p);
+/* Read the params of an operation (ffpa_forward_params or ffpa_backward_params) into a call and its
+ * problem: all rules but those about memory. */
+ffpa_status read_params(call *c, problem *p, ffpa_op op, const void *params, const char *fn);
 
 #endif

@@ -2,51 +2,46 @@
  * here. */
 #include "api/api.h"
 
-ffpa_status read_forward(const ffpa_forward_params *params, const char *fn, call *c, problem *p)
+ffpa_status read_params(call *c, problem *p, ffpa_op op, const void *params, const char *fn)
 {
-    TRY(call_read_forward(c, params, fn));
+    TRY(op == FFPA_FORWARD ? call_read_forward(c, params, fn)
+                           : call_read_backward(c, params, fn));
     return problem_of_call(p, c, fn);
 }
 
-ffpa_status read_backward(const ffpa_backward_params *params, const char *fn, call *c,
-                          problem *p)
+static ffpa_status run(ffpa_context *context, ffpa_op op, const void *params, const char *fn)
 {
-    TRY(call_read_backward(c, params, fn));
-    return problem_of_call(p, c, fn);
-}
-
-static ffpa_status run(ffpa_context *context, const call *c, const problem *p, const char *fn)
-{
+    call c;
+    problem p;
     ffpa_plan *plan;
-    TRY(plan_get(context, p, fn, &plan));
-    const ffpa_status status = plan_run(plan, c, fn);
+    CHECK_GIVEN(context, fn);
+    TRY(read_params(&c, &p, op, params, fn));
+    TRY(plan_get(context, &p, fn, &plan));
+    const ffpa_status status = plan_run(plan, &c, fn);
     plan_release(plan);
     return status;
 }
 
 ffpa_status ffpa_forward(ffpa_context *context, const ffpa_forward_params *params)
 {
-    call c;
-    problem p;
-    CHECK_GIVEN(context, __func__);
-    TRY(read_forward(params, __func__, &c, &p));
-    return run(context, &c, &p, __func__);
+    return run(context, FFPA_FORWARD, params, __func__);
 }
 
 ffpa_status ffpa_backward(ffpa_context *context, const ffpa_backward_params *params)
 {
-    call c;
-    problem p;
-    CHECK_GIVEN(context, __func__);
-    TRY(read_backward(params, __func__, &c, &p));
-    return run(context, &c, &p, __func__);
+    return run(context, FFPA_BACKWARD, params, __func__);
 }
 
-static ffpa_status workspace(ffpa_context *context, const problem *p, size_t *bytes,
-                             const char *fn)
+static ffpa_status workspace(ffpa_context *context, ffpa_op op, const void *params,
+                             size_t *bytes, const char *fn)
 {
+    call c;
+    problem p;
     ffpa_plan *plan;
-    TRY(plan_get(context, p, fn, &plan));
+    CHECK_GIVEN(context, fn);
+    CHECK_GIVEN(bytes, fn);
+    TRY(read_params(&c, &p, op, params, fn));
+    TRY(plan_get(context, &p, fn, &plan));
     *bytes = plan->report.workspace_bytes;
     plan_release(plan);
     return FFPA_OK;
@@ -55,21 +50,11 @@ static ffpa_status workspace(ffpa_context *context, const problem *p, size_t *by
 ffpa_status ffpa_forward_workspace(ffpa_context *context, const ffpa_forward_params *params,
                                    size_t *bytes)
 {
-    call c;
-    problem p;
-    CHECK_GIVEN(context, __func__);
-    CHECK_GIVEN(bytes, __func__);
-    TRY(read_forward(params, __func__, &c, &p));
-    return workspace(context, &p, bytes, __func__);
+    return workspace(context, FFPA_FORWARD, params, bytes, __func__);
 }
 
 ffpa_status ffpa_backward_workspace(ffpa_context *context, const ffpa_backward_params *params,
                                     size_t *bytes)
 {
-    call c;
-    problem p;
-    CHECK_GIVEN(context, __func__);
-    CHECK_GIVEN(bytes, __func__);
-    TRY(read_backward(params, __func__, &c, &p));
-    return workspace(context, &p, bytes, __func__);
+    return workspace(context, FFPA_BACKWARD, params, bytes, __func__);
 }

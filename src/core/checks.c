@@ -75,6 +75,16 @@ static ffpa_status check_lengths(const ffpa_problem *a, const char *fn)
     return FFPA_OK;
 }
 
+ffpa_status mask_check(bool mask, bool packed, const char *fn)
+{
+    CHECK(
+        !mask || !packed, FFPA_E_UNSUPPORTED,
+        "%s: mask with varlen: a mask indexes dense rows and keys; unpack the sequences or use "
+        "causal, window and lengths",
+        fn);
+    return FFPA_OK;
+}
+
 ffpa_status ask_check(const ffpa_problem *a, const char *fn)
 {
     CHECK(a->op == FFPA_FORWARD || a->op == FFPA_BACKWARD, FFPA_E_INVALID,
@@ -171,12 +181,7 @@ static ffpa_status check_varlen(const call *c, const char *fn)
           v->max_q, v->max_k);
     CHECK(!v->cu_k || !c->f.kv_cache, FFPA_E_INVALID,
           "%s: varlen.cu_k and kv_cache both say where the keys are; give one", fn);
-    CHECK(
-        !tensor_given(&c->f.mask), FFPA_E_UNSUPPORTED,
-        "%s: mask with varlen: a mask indexes dense rows and keys; unpack the sequences or use "
-        "causal, window and lengths",
-        fn);
-    return FFPA_OK;
+    return mask_check(tensor_given(&c->f.mask), true, fn);
 }
 
 static ffpa_status check_cache(const call *c, const char *fn)

@@ -2,6 +2,7 @@
 #include "core/plan.h"
 
 #include "core/checks.h"
+#include "core/cost.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -79,8 +80,9 @@ ffpa_status plan_make(ffpa_context *ctx, const problem *prob, const char *fn, ff
     }
     ffpa_plan *plan = mem_new(&ctx->alloc, sizeof *plan);
     CHECK(plan, FFPA_E_OUT_OF_MEMORY, "%s: no memory for a plan (%zu bytes)", fn, sizeof *plan);
-    report.flop = problem_flop(prob);
-    report.bytes = problem_bytes(prob);
+    const amounts n = problem_amounts(prob);
+    report.flop = cost_flop(prob, &n);
+    report.bytes = cost_bytes(prob, &n);
     report.splits = 1;
     *plan = (ffpa_plan){.ctx = ctx, .prob = *prob, .be = be, .report = report, .references = 1};
     const ffpa_status status = be->plan(plan);

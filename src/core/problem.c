@@ -1,11 +1,9 @@
-/* problem.c - a problem from a call or from an ask, and what it costs. The rules are in checks.c. */
+/* problem.c - a problem from a call or from an ask. The rules are in checks.c. */
 #include "core/problem.h"
 
 #include "core/checks.h"
 
 #include <inttypes.h>
-#include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 size_t dtype_bytes(int32_t dtype)
@@ -199,15 +197,19 @@ ffpa_status problem_of_call(problem *p, const call *c, const char *fn)
 ffpa_status problem_of_ask(problem *p, const ffpa_problem *ask, const char *fn)
 {
     TRY(ask_check(ask, fn));
+    TRY(mask_check(ask->mask_dtype != 0, ask->n_lengths && !ask->page, fn));
     memset(p, 0, sizeof *p);
     p->ask = *ask;
     p->o_dtype = ask->dtype;
     p->dropping = ask->dropout > 0.0f;
     p->outputs = OUT_LSE;
-    if (ask->op == FFPA_BACKWARD)
+    if (ask->op == FFPA_BACKWARD) {
         p->outputs = OUT_DQ | OUT_DK | OUT_DV |
                      (ask->mask_dtype && ask->mask_dtype != FFPA_BOOL ? OUT_DMASK : 0u) |
                      (ask->sink ? OUT_DSINK : 0u);
+        p->dout_dtype = p->dq_dtype = p->dk_dtype = p->dv_dtype = ask->dtype;
+        p->dmask_dtype = p->outputs & OUT_DMASK ? ask->mask_dtype : 0;
+    }
     p->total_q = few_enough(ask->b, ask->nq) ? ask->b * ask->nq : INT64_MAX;
     p->total_k = few_enough(ask->b, ask->nk) ? ask->b * ask->nk : INT64_MAX;
     if (ask->n_lengths && !ask->page) {
@@ -234,8 +236,6 @@ void problem_move(problem *p, int32_t device)
     if (!backward) return;
     if (p->aligned & ALIGNED_Q) p->aligned |= BOXED_DQ | BOXED_DK;
     if (p->aligned & ALIGNED_V) p->aligned |= ALIGNED_DOUT | BOXED_DOUT | BOXED_DV;
-    p->dout_dtype = p->dq_dtype = p->dk_dtype = p->dv_dtype = a->dtype;
-    p->dmask_dtype = p->outputs & OUT_DMASK ? a->mask_dtype : 0;
 }
 
 /* ---- causal and window ------------------------------------------------------------------------ */
@@ -252,54 +252,4 @@ key_range key_range_of(const ffpa_problem *a, int64_t nq, int64_t nk, int64_t i)
     if (last < 0) last = 0;
     if (first > last) first = last;
     return (key_range){first, last};
-}
-
-/* ---- cost ----------------------------------------------------------------------------------- */
-
-/* Sum over i in [0, n) of i + a clipped to [0, top]. In doubles: sizes may be anything. */
-static double clipped_sum(double n, double a, double top)
-{
-    const double rise = fmin(fmax(-a, 0), n), flat = fmin(fmax(top - a, rise), n);
-    return (flat - rise) * (a + (rise + flat - 1) / 2) + (n - flat) * top;
-}
-
-/* Allowed pairs of one head of one sequence, masks not counted: the ends of all key ranges less their
- * beginnings, as key_range_of has them. */
-static double pairs(const ffpa_problem *a, int64_t nq, int64_t nk)
-{
-    const double n = (double)nq, top = (double)nk,
-                 shift = a->causal == FFPA_TOP_LEFT ? 0 : top - n;
-    double right = INFINITY, left = INFINITY; /* keys after and before the centre */
-    if (a->causal != FFPA_CAUSAL_NONE) right = 0;
-    if (a->has_window && a->window_right >= 0) right = fmin(right, (double)a->window_right);
-    if (a->has_window && a->window_left >= 0) left = (double)a->window_left;
-    const double ends = isinf(right) ? n * top : clipped_sum(n, shift + right + 1, top);
-    return ends - (isinf(left) ? 0 : clipped_sum(n, shift - left, top));
-}
-
-double problem_flop(const problem *p)
-{
-    const ffpa_problem *a = &p->ask;
-    double sum = a->n_lengths ? 0 : (double)a->b * pairs(a, a->nq, a->nk);
-    for (int i = 0; i < a->n_lengths; i++)
-        sum += pairs(a, a->page ? a->nq : a->lengths[i], a->lengths[i]);
-    return sum * (double)a->hq * 2.0 * (double)(a->d + a->dv) *
-           (a->op == FFPA_BACKWARD ? 2.5 : 1.0);
-}
-
-double problem_bytes(const problem *p)
-{
-    const ffpa_problem *a = &p->ask;
-    const double size = (double)dtype_bytes(a->dtype);
-    double keys = (double)p->total_k;
-    if (a->n_lengths && a->page) {
-        keys = 0;
-        for (int i = 0; i < a->n_lengths; i++)
-            keys += (double)a->lengths[i];
-    }
-    const double q = (double)p->total_q * (double)(a->hq * a->d),
-                 o = (double)p->total_q * (double)(a->hq * a->dv);
-    const double kv = keys * (double)a->hk * (double)(a->d + a->dv);
-    const double forward = (q + o + kv) * size;
-    return a->op == FFPA_BACKWARD ? 2.0 * forward + o * size : forward;
 }

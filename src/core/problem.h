@@ -57,11 +57,6 @@ ffpa_status problem_of_ask(problem *p, const ffpa_problem *ask, const char *fn);
 /* The same problem with its contiguous tensors on a device. */
 void problem_move(problem *p, int32_t device);
 
-/* Floating-point operations over valid pairs, and bytes with each input read and output written once.
- * Lengths that only the device knows count as their longest. */
-double problem_flop(const problem *p);
-double problem_bytes(const problem *p);
-
 /* Keys that causal and window leave to query i of a sequence of nq rows and nk keys: [first, last),
  * clipped to the sequence; first == last when none is left. */
 typedef struct key_range {

@@ -14,6 +14,9 @@ typedef struct refusal {
     void (*spoil)(sample_call *s);
 } refusal;
 
+/* A workspace; calls use its beginning. */
+static _Alignas(64) char space[1 << 20];
+
 #define SPOIL(name, status, words, ...) \
     static void name(sample_call *s) { __VA_ARGS__; }
 #define ROW(name, status, words, ...) {#name, FFPA_E_##status, words, name},
@@ -140,6 +143,19 @@ typedef struct refusal {
     X(lse_over_o,         INVALID, "overlaps", s->f.lse.data = s->mem.o + 5)                         \
     X(lse_over_k,         INVALID, "output lse overlaps k", s->f.lse.data = s->mem.k)                \
     X(k_over_k_new,       INVALID, "overlaps kv_cache.k_new", sample_attach_cache(s); s->cache.k_new.data = s->mem.k) \
+    X(workspace_over_k,   INVALID, "the workspace overlaps k", s->f.workspace = space; s->f.workspace_bytes = sizeof space; s->f.k.data = space + 64) \
+    X(o_in_workspace,     INVALID, "output o overlaps workspace", s->f.workspace = space; s->f.workspace_bytes = sizeof space; s->f.o.data = space) \
+    X(o_over_cu_q,        INVALID, "output o overlaps varlen.cu_q", sample_attach_varlen(s); s->f.o.data = s->mem.cu_q) \
+    X(lse_over_cu_k,      INVALID, "output lse overlaps varlen.cu_k", sample_attach_varlen(s); s->f.lse.data = s->mem.cu_k) \
+    X(o_over_lengths,     INVALID, "output o overlaps kv_cache.lengths", sample_attach_cache(s); s->f.o.data = s->mem.lengths) \
+    X(k_over_entries,     INVALID, "output k overlaps kv_cache.batch_index", sample_attach_cache(s); s->cache.batch_index = (int32_t *)s->mem.k) \
+    X(o_over_pages,       INVALID, "output o overlaps kv_cache.block_table", sample_attach_pages(s); s->f.o.data = s->mem.pages) \
+    X(o_over_rows,        INVALID, "output o overlaps rows.rows", s->f.rows = &s->rows; s->f.o.data = s->mem.rows) \
+    X(lse_over_seed,      INVALID, "output lse overlaps dropout.seed_ptr",                           \
+      sample_attach_dropout(s); s->dropout.seed_ptr = (uint64_t *)s->mem.lse)                        \
+    X(o_over_offset,      INVALID, "output o overlaps dropout.offset_ptr",                           \
+      sample_attach_dropout(s); s->dropout.offset_ptr = (uint64_t *)s->mem.o)                        \
+    X(cu_q_misaligned,    INVALID, "is not aligned to its 4-byte", sample_attach_varlen(s); s->varlen.cu_q = (char *)s->mem.cu_q + 1) \
     X(workspace_size,     INVALID, "params.struct_size=751", s->f.struct_size = 751)                 \
     X(params_unsized,     INVALID, "params.struct_size=0", s->f.struct_size = 0)                     \
     X(params_absurd,      INVALID, "params.struct_size=", s->f.struct_size = (size_t)1 << 40)        \
@@ -180,7 +196,9 @@ typedef struct refusal {
     X(dq_over_q,          INVALID, "output dq overlaps q", s->g.dq.data = s->mem.q)                  \
     X(dk_over_dv,         INVALID, "overlaps", s->g.dk.data = s->mem.dv)                             \
     X(dv_over_dout,       INVALID, "output dv overlaps dout", s->g.dv.data = s->mem.dout)            \
-    X(dq_over_o,          INVALID, "output dq overlaps o", s->g.dq.data = s->mem.o)
+    X(dq_over_o,          INVALID, "output dq overlaps o", s->g.dq.data = s->mem.o)                  \
+    X(dv_over_cu_k,       INVALID, "output dv overlaps varlen.cu_k", sample_attach_varlen(s); s->g.dv.data = s->mem.cu_k) \
+    X(dk_in_workspace,    INVALID, "output dk overlaps workspace", s->g.workspace = space; s->g.workspace_bytes = sizeof space; s->g.dk.data = space)
 
 #define MERGE_REFUSALS(X)                                                                            \
     X(merge_unsized,      INVALID, "struct_size=0", s->m.struct_size = 0)                            \
@@ -305,6 +323,56 @@ static void every_attachment_is_legal(void **state)
     ffpa_context_destroy(ctx);
 }
 
+/* Rows of an output may lie between each other's columns, as long as no two elements meet. */
+static void an_interleaved_output_is_taken(void **state)
+{
+    (void)state;
+    static sample_call s;
+    static float o[SB * SHQ * 40];
+    ffpa_context *ctx = lenient();
+    sample_init(&s);
+    assert_ok(ffpa_forward(ctx, &s.f));
+    s.f.o.data = o;
+    memcpy(s.f.o.stride, (int64_t[]){SHQ * 40, 40, 7, 3}, sizeof s.f.o.stride);
+    assert_ok(ffpa_forward(ctx, &s.f));
+    for (int bh = 0; bh < SB * SHQ; bh++)
+        for (int i = 0; i < SNQ; i++)
+            for (int j = 0; j < SDV; j++)
+                assert_true(o[bh * 40 + 7 * i + 3 * j] == s.mem.o[(bh * SNQ + i) * SDV + j]);
+    ffpa_context_destroy(ctx);
+}
+
+/* Asking before calling tells what the call would: rules about memory and index arrays included. */
+static void supported_refuses_what_the_call_refuses(void **state)
+{
+    (void)state;
+    static sample_call s;
+    ffpa_report report = {.struct_size = sizeof report};
+    ffpa_context *ctx = lenient();
+    const struct {
+        const refusal *table;
+        size_t n;
+        bool backward;
+    } tables[] = {{forward_refusals, COUNT(forward_refusals), false},
+                  {backward_refusals, COUNT(backward_refusals), true}};
+    int failures = 0;
+    for (size_t t = 0; t < COUNT(tables); t++)
+        for (size_t i = 0; i < tables[t].n; i++) {
+            const refusal *r = &tables[t].table[i];
+            sample_init(&s);
+            r->spoil(&s);
+            const ffpa_status got = tables[t].backward
+                                        ? ffpa_backward_supported(ctx, &s.g, &report)
+                                        : ffpa_forward_supported(ctx, &s.f, &report);
+            if (got == r->status && strstr(ffpa_last_error(), r->words)) continue;
+            print_error("%s: %s \"%s\"\n", r->name, ffpa_status_name(got),
+                        got == FFPA_OK ? "" : ffpa_last_error());
+            failures++;
+        }
+    assert_int_equal(failures, 0);
+    ffpa_context_destroy(ctx);
+}
+
 static void null_arguments(void **state)
 {
     (void)state;
@@ -397,6 +465,8 @@ int main(void)
         cmocka_unit_test(forward_refuses),
         cmocka_unit_test(backward_refuses),
         cmocka_unit_test(merge_refuses),
+        cmocka_unit_test(an_interleaved_output_is_taken),
+        cmocka_unit_test(supported_refuses_what_the_call_refuses),
         cmocka_unit_test(null_arguments),
         cmocka_unit_test(a_plan_runs_only_its_problem),
         cmocka_unit_test(context_options_are_checked),
