@@ -54,7 +54,7 @@ static void fill_mask(const attention_case *c, const ffpa_tensor *t)
 
 /* ---- shapes ---- */
 
-int64_t case_keys(const ffpa_problem *p, int64_t b)
+static int64_t case_keys(const ffpa_problem *p, int64_t b)
 {
     return p->n_lengths > 0 ? p->lengths[b] : p->nk;
 }
@@ -114,6 +114,12 @@ static bool make_varlen(attention_case *c)
     return true;
 }
 
+static int64_t table_width(const ffpa_problem *p)
+{
+    int64_t longest = (p->nk + p->page - 1) / p->page; /* Nk is the longest length */
+    return longest > 1 ? longest : 1;
+}
+
 /* Rows of pages past a sequence's end hold NaN: a path that reads them shows. */
 static void poison_page_tails(attention_case *c, const int32_t *table, int64_t width)
 {
@@ -134,9 +140,7 @@ static void poison_page_tails(attention_case *c, const int32_t *table, int64_t w
 static bool make_pages(attention_case *c)
 {
     const ffpa_problem *p = &c->problem;
-    int64_t width = 1, pages = c->forward.k.shape[0], next = 0;
-    for (int64_t b = 0; b < p->b; b++)
-        width = pages_of(p, b) > width ? pages_of(p, b) : width;
+    int64_t width = table_width(p), pages = c->forward.k.shape[0], next = 0;
     int32_t *order = arena_alloc(&c->memory, (size_t)pages * sizeof *order);
     int32_t *table = arena_alloc(&c->memory, (size_t)(p->b * width) * sizeof *table);
     int32_t *lengths = arena_alloc(&c->memory, (size_t)p->b * sizeof *lengths);
@@ -161,11 +165,13 @@ static bool make_pages(attention_case *c)
     return true;
 }
 
+/* A mask has a column for every row of every page that a sequence may have. */
 static bool make_biases(attention_case *c)
 {
     const ffpa_problem *p = &c->problem;
     ffpa_forward_params *f = &c->forward;
-    int64_t full[4] = {p->b, p->hq, p->nq, p->nk}, heads[4] = {1, p->hq, 1, 1};
+    int64_t full[4] = {p->b, p->hq, p->nq, p->page ? table_width(p) * p->page : p->nk};
+    int64_t heads[4] = {1, p->hq, 1, 1};
     if (p->mask_dtype) {
         for (int i = 0; i < 4; i++)
             full[i] = p->mask_axes >> i & 1 ? full[i] : 1;
@@ -261,9 +267,25 @@ static int out_of_memory(attention_case *c)
                     problem_print(&c->problem).text);
 }
 
-int case_build(attention_case *c, const ffpa_problem *problem, bool with_dlse)
+/* Offsets and page numbers are made as int32. */
+static bool few_rows(const ffpa_problem *p)
 {
+    int64_t rows = 0;
+    for (int i = 0; packed(p) && i < p->n_lengths; i++)
+        rows += p->lengths[i];
+    return rows <= INT32_MAX && (p->page == 0 || p->b * table_width(p) < INT32_MAX);
+}
+
+int case_build(attention_case *c, const ffpa_problem *problem, bool with_dlse,
+               ffpa_context *context)
+{
+    ffpa_report report = {.struct_size = sizeof report};
     *c = (attention_case){.problem = *problem};
+    ffpa_status status = ffpa_explain(context, problem, &report);
+    if (status != FFPA_OK) return complain_library(status);
+    if (!few_rows(problem))
+        return complain(LIB_FAILED, "%s: 2^31 packed rows or pages, or more: too many to make",
+                        problem_print(problem).text);
     c->forward = ffpa_forward_params_init();
     c->backward = ffpa_backward_params_init();
     c->backward.forward = &c->forward;

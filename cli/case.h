@@ -21,9 +21,11 @@ typedef struct attention_case {
     ffpa_row_subset rows; /* count 0 = all rows */
 } attention_case;
 
-/* Inputs and outputs of a problem; dlse only with `with_dlse`. The case must not be moved while in
- * use: its calls point into it. DONE, or LIB_FAILED after a complaint. Free with case_free. */
-int case_build(attention_case *c, const ffpa_problem *problem, bool with_dlse);
+/* Inputs and outputs of a problem that `context` takes; dlse only with `with_dlse`. The case must not be
+ * moved while in use: its calls point into it. DONE, or LIB_FAILED after a complaint. Free with
+ * case_free. */
+int case_build(attention_case *c, const ffpa_problem *problem, bool with_dlse,
+               ffpa_context *context);
 
 /* The same inputs with outputs of its own. `dtype` 0 shares the inputs and gives outputs in f32;
  * FFPA_F64 copies the inputs to f64 and gives outputs in f64; the case's own dtype shares the inputs
@@ -38,8 +40,7 @@ int case_run(attention_case *c, ffpa_context *context);
 /* One output by position: name and tensor. False after the last. */
 bool case_output(const attention_case *c, int position, const char **name, ffpa_tensor *tensor);
 
-/* Keys that sequence b attends over, and its query rows. */
-int64_t case_keys(const ffpa_problem *p, int64_t b);
+/* Query rows of sequence b. */
 int64_t case_queries(const ffpa_problem *p, int64_t b);
 
 #endif

@@ -31,25 +31,17 @@ typedef struct check_result {
     bool pass;
     int64_t rows_checked, rows_all; /* per sequence and head, of the longest sequence */
     char path[64];
-    char repro[1024];
+    char repro[1300]; /* a problem and options */
 } check_result;
 
 /* ---- which rows ---- */
 
-static int64_t longest(const ffpa_problem *p, int64_t (*of)(const ffpa_problem *, int64_t))
-{
-    int64_t n = 0;
-    for (int64_t b = 0; b < p->b; b++)
-        n = of(p, b) > n ? of(p, b) : n;
-    return n;
-}
-
+/* Of all rows of the longest sequence, which Nq is. */
 static int64_t rows_wanted(const ffpa_problem *p, int64_t asked)
 {
-    int64_t all = longest(p, case_queries);
+    int64_t all = p->nq;
     double passes = p->op == FFPA_BACKWARD ? 3.5 : 1;
-    double row = passes * (double)(p->b * p->hq) * (double)longest(p, case_keys) *
-                 (double)(p->d + p->dv);
+    double row = passes * (double)p->b * (double)p->hq * (double)p->nk * (double)(p->d + p->dv);
     if (asked != 0) return asked < 0 || asked > all ? all : asked;
     if (row * (double)all <= ORACLE_WORK) return all;
     int64_t rows = (int64_t)(ORACLE_WORK / row);
@@ -126,7 +118,7 @@ static int run_on(attention_case *c, const check_options *o, const char *backend
 {
     ffpa_context *context;
     common_options others = {.threads = o->common.threads, .allow_slow = true};
-    int code = common_context(backend ? &others : &o->common, backend, &context);
+    int code = common_context(&others, backend, &context);
     if (code != DONE) return code;
     code = case_run(c, context);
     ffpa_context_destroy(context);
@@ -134,7 +126,8 @@ static int run_on(attention_case *c, const check_options *o, const char *backend
 }
 
 /* fast, naive and reference on the same inputs */
-static int run_three(check_result *r, attention_case *fast, const check_options *o)
+static int run_three(check_result *r, attention_case *fast, const check_options *o,
+                     ffpa_context *context)
 {
     attention_case naive = {0}, exact = {0};
     const unsigned char *keep = NULL;
@@ -145,7 +138,7 @@ static int run_three(check_result *r, attention_case *fast, const check_options 
         zero_other_rows(&fast->backward.dout, keep);
         zero_other_rows(&fast->backward.dlse, keep);
     }
-    int code = run_on(fast, o, NULL);
+    int code = case_run(fast, context);
     if (code == DONE) snprintf(r->path, sizeof r->path, "%s", ffpa_last_path());
     if (code == DONE && (code = case_twin(&naive, fast, fast->problem.dtype)) == DONE)
         code = run_on(&naive, o, "naive");
@@ -178,13 +171,23 @@ static void write_repro(check_result *r, const ffpa_problem *p, const check_opti
 static int check_problem(check_result *r, const ffpa_problem *p, const check_options *o)
 {
     attention_case fast;
-    *r = (check_result){.rows_all = longest(p, case_queries)};
+    ffpa_context *context;
+    *r = (check_result){.rows_all = p->nq};
     r->rows_checked = rows_wanted(p, o->rows);
     write_repro(r, p, o);
-    int code = case_build(&fast, p, o->dlse);
+    if (p->dtype == FFPA_F64)
+        return complain(LIB_FAILED,
+                        "%s: f64 runs on the reference alone, which is the oracle: "
+                        "there is nothing to compare it with",
+                        problem_print(p).text);
+    int code = common_context(&o->common, NULL, &context);
     if (code != DONE) return code;
-    code = run_three(r, &fast, o);
-    case_free(&fast);
+    code = case_build(&fast, p, o->dlse, context);
+    if (code == DONE) {
+        code = run_three(r, &fast, o, context);
+        case_free(&fast);
+    }
+    ffpa_context_destroy(context);
     return code;
 }
 

@@ -116,7 +116,7 @@ void problems_free(problem_list *list);
 
 /* Canonical text of a problem. */
 typedef struct problem_text {
-    char text[512];
+    char text[1024];
 } problem_text;
 problem_text problem_print(const ffpa_problem *problem);
 

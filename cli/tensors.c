@@ -5,15 +5,26 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+/* Memory of this machine; malloc promises more, and taking the promise at its word ends programs. */
+static size_t machine_bytes(void)
+{
+    const long pages = sysconf(_SC_PHYS_PAGES), size = sysconf(_SC_PAGESIZE);
+    return pages > 0 && size > 0 ? (size_t)pages * (size_t)size : SIZE_MAX / 2;
+}
 
 void *arena_alloc(arena *a, size_t bytes)
 {
-    if (bytes > SIZE_MAX - 128) return NULL;
+    const size_t most = machine_bytes();
+    if (bytes > most || a->bytes > most - bytes) return NULL;
     void **blocks = realloc(a->blocks, ((size_t)a->count + 1) * sizeof *blocks);
     if (!blocks) return NULL;
     a->blocks = blocks;
     void *block = aligned_alloc(64, (bytes / 64 + 1) * 64);
-    if (block) a->blocks[a->count++] = block;
+    if (!block) return NULL;
+    a->blocks[a->count++] = block;
+    a->bytes += bytes;
     return block;
 }
 
@@ -30,16 +41,19 @@ int64_t tensor_elements(const ffpa_tensor *t)
     return t->shape[0] * t->shape[1] * t->shape[2] * t->shape[3];
 }
 
-/* Elements that a tensor in memory spans, zero dimensions counted as one; 0 when that overflows. */
+/* Elements to allocate for a tensor, at least one. 0 when they, or with zero dimensions counted as one
+ * the strides, overflow. */
 static size_t span_of(const int64_t shape[4], size_t item_bytes)
 {
     size_t span = 1;
+    bool empty = false;
     for (int i = 0; i < 4; i++) {
         size_t n = shape[i] > 0 ? (size_t)shape[i] : 1;
         if (span > (size_t)INT64_MAX / item_bytes / n) return 0;
         span *= n;
+        empty |= shape[i] == 0;
     }
-    return span;
+    return empty ? 1 : span;
 }
 
 bool tensor_new(arena *a, ffpa_tensor *t, int32_t dtype, const int64_t shape[4], bool bnhd)

@@ -10,9 +10,11 @@
 typedef struct arena {
     void **blocks;
     int count;
+    size_t bytes;
 } arena;
 
-/* 64-byte aligned memory of at least one byte, NULL without memory. */
+/* 64-byte aligned memory of at least one byte, NULL without memory: also when the arena would hold more
+ * than the machine has. */
 void *arena_alloc(arena *a, size_t bytes);
 void arena_free(arena *a);
 
