@@ -6,7 +6,8 @@
  *
  * Rules that hold for every function here
  *   - it returns ffpa_status; on failure ffpa_last_error() says which argument, its value, the rule
- *   - a zero field means "default" or "off": `= {0}` plus struct_size is a valid start
+ *   - a zero field means "default" or "off": `= {0}` plus struct_size is a valid start; a field that
+ *     belongs to a flag (scale, window_*) is not looked at without the flag; `reserved` must be 0
  *   - sizes and strides are in elements unless the name ends in _bytes
  *   - every struct that may grow starts with struct_size: programs compiled against an older or a
  *     newer header keep working, unless a newer one uses a field that this library lacks
@@ -183,7 +184,8 @@ typedef struct ffpa_dropout {
 /* Packed sequences. With cu_q, the rows of q, o, lse, dout, dlse, dq of all sequences lie one after
  * the other in one batch entry: q is [1, Hq, total, D]; sequence s owns rows cu_q[s]..cu_q[s+1]-1.
  * With cu_k likewise k, v, dk, dv. Without cu_q (or cu_k) that side is dense, [batch, H, N, D].
- * Rows past the last offset are neither read nor written, except that dk, dv, dq there stay untouched too.
+ * Rows before the first offset and past the last one are nobody's: never read, and in outputs (o, lse,
+ * dq, dk, dv) they keep what they held.
  * Alignment of causal, window and ALiBi, and dropout's (b, i, j), count within each sequence. */
 typedef struct ffpa_varlen {
     size_t struct_size;
@@ -291,7 +293,10 @@ static inline ffpa_forward_params ffpa_forward_params_init(void)
  *          no padding, no row past the last sequence. On failure nothing is written
  * errors   E_INVALID      shape, stride, dtype, overlap or an index out of range
  *          E_UNSUPPORTED  no permitted backend takes it; the sentence lists why
- *          E_WORKSPACE    workspace_bytes below ffpa_forward_workspace(), or misaligned
+ *          E_WORKSPACE    workspace_bytes below ffpa_forward_workspace(), or misaligned; or the call
+ *                         needs more than workspace_limit_bytes
+ *          E_NO_DEVICE, E_COMPILE, E_DRIVER  device tensors only: no such GPU or no driver, a kernel
+ *                         that could not be compiled, a driver that reported an error
  *          E_OUT_OF_MEMORY, E_NEWER
  * cost     2 Hq B pairs (D + Dv) FLOP; memory O(N D), never Nq x Nk
  * threads  any number with one context; outputs and workspaces must be distinct
@@ -335,7 +340,8 @@ static inline ffpa_backward_params ffpa_backward_params_init(void)
  *
  * shapes   see ffpa_backward_params
  * reads    what forward reads, o, lse, dout, dlse
- * writes   the outputs asked for (every element of them) and workspace. On failure nothing
+ * writes   the outputs asked for (every element of them, but for packed rows that are nobody's) and
+ *          workspace. On failure nothing
  * errors   as ffpa_forward; E_INVALID also when lse is absent or kv_cache is set
  * cost     5 matrix products: 2.5 times forward's FLOP; memory O(N D)
  * threads  as ffpa_forward
@@ -420,8 +426,9 @@ FFPA_API ffpa_status ffpa_problem_format(const ffpa_problem *problem, char *text
 typedef struct ffpa_report {
     size_t struct_size;
     size_t workspace_bytes;
-    double flop;           /* 2 Hq B pairs (D + Dv), valid pairs only; 2.5 times that backward */
-    double bytes;          /* each input read once, each output written once */
+    double flop;           /* 2 Hq B pairs (D + Dv), pairs that causal and window allow; 2.5 times that backward */
+    double bytes;          /* each input tensor read once, each output tensor written once; index arrays and
+                              appended rows left out */
     int32_t tile_q;        /* query rows, keys and head-dimension columns of a tile; 0 = no tiles */
     int32_t tile_k;
     int32_t tile_d;
@@ -433,7 +440,9 @@ typedef struct ffpa_report {
 } ffpa_report;
 
 /* Which path ffpa_forward would take, why not another, and what it costs. Returns what ffpa_forward
- * would return before running; the report's refusals are filled either way. Any thread. */
+ * would return before running, whatever it says of the workspace apart; the report's refusals are filled
+ * either way. Offsets and lengths of sequences are read and counted as they are if they are on the host;
+ * on a device, and in a plan's report, every sequence counts as the longest that it can be. Any thread. */
 FFPA_API ffpa_status ffpa_forward_supported(ffpa_context *context, const ffpa_forward_params *params,
                                             ffpa_report *report);
 FFPA_API ffpa_status ffpa_backward_supported(ffpa_context *context, const ffpa_backward_params *params,
@@ -466,8 +475,9 @@ FFPA_API ffpa_status ffpa_plan_backward(ffpa_context *context, const ffpa_backwa
                                         ffpa_plan **plan);
 FFPA_API void ffpa_plan_destroy(ffpa_plan *plan);
 
-/* Run a planned call; params may differ from the planned ones in pointers and strides only, anything
- * else is E_INVALID. Otherwise as ffpa_forward and ffpa_backward. */
+/* Run a planned call. Params may differ from the planned ones in what planning does not look at: addresses,
+ * strides, dropout's seed and offset, FFPA_DETERMINISTIC, fields without their flag. Any other difference
+ * is E_INVALID. Otherwise as ffpa_forward and ffpa_backward. */
 FFPA_API ffpa_status ffpa_plan_run_forward(const ffpa_plan *plan, const ffpa_forward_params *params);
 FFPA_API ffpa_status ffpa_plan_run_backward(const ffpa_plan *plan, const ffpa_backward_params *params);
 

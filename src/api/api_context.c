@@ -160,8 +160,8 @@ static ffpa_status open_cuda(ffpa_context *ctx, const ffpa_context_options *o)
     find_cache_folder(o, folder);
     find_prefixes(prefixes, sizeof prefixes);
     s.nvrtc_path = option_or_env(o->nvrtc_path, "FFPA_NVRTC");
-    TRY(cuda_context_new(ctx, &s, &ctx->cuda));
-    return ctx->only == &cuda_backend ? cuda_open_driver(ctx->cuda) : FFPA_OK;
+    TRY(fail_in(FN, cuda_context_new(ctx, &s, &ctx->cuda)));
+    return ctx->only == &cuda_backend ? fail_in(FN, cuda_open_driver(ctx->cuda)) : FFPA_OK;
 }
 
 ffpa_status ffpa_context_create(const ffpa_context_options *options, ffpa_context **context)

@@ -13,8 +13,8 @@ ffpa_status ffpa_merge(ffpa_context *context, const ffpa_merge_params *params)
     CHECK_GIVEN(context, __func__);
     TRY(params_read(&m, sizeof m, MERGE_V01, params, __func__, "params"));
     TRY(merge_check(&m, __func__));
-    if (m.o_a.device != FFPA_HOST) return cuda_merge(context, &m);
-    TRY(cpu_merge(&m));
+    if (m.o_a.device != FFPA_HOST) return fail_in(__func__, cuda_merge(context, &m));
+    TRY(fail_in(__func__, cpu_merge(&m)));
     path_taken("cpu/merge");
     return FFPA_OK;
 }

@@ -158,5 +158,5 @@ ffpa_status ffpa_prebuild(ffpa_context *context, const ffpa_problem *problem_ask
     TRY(params_read(&ask, sizeof ask, PROBLEM_V01, problem_asked, __func__, "problem"));
     TRY(problem_of_ask(&p, &ask, __func__));
     problem_move(&p, FFPA_CUDA(0));
-    return cuda_prebuild(context, &p, arch, directory);
+    return fail_in(__func__, cuda_prebuild(context, &p, arch, directory));
 }

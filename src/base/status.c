@@ -3,6 +3,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 static _Thread_local char last_error[1024];
 static _Thread_local char last_path[64];
@@ -14,6 +15,16 @@ ffpa_status fail(ffpa_status status, const char *fmt, ...)
     vsnprintf(last_error, sizeof last_error, fmt, ap);
     va_end(ap);
     return status;
+}
+
+ffpa_status fail_in(const char *fn, ffpa_status status)
+{
+    char sentence[sizeof last_error];
+    const size_t n = strlen(fn);
+    if (status == FFPA_OK || (strncmp(last_error, fn, n) == 0 && last_error[n] == ':'))
+        return status;
+    memcpy(sentence, last_error, sizeof sentence);
+    return fail(status, "%s: %s", fn, sentence);
 }
 
 void path_taken(const char *path) { snprintf(last_path, sizeof last_path, "%s", path); }

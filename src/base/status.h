@@ -9,6 +9,10 @@
 /* Store the sentence for ffpa_last_error() and return `status`. */
 ffpa_status fail(ffpa_status status, const char *fmt, ...) FFPA_PRINTF(2, 3);
 
+/* Return `status`. Unless it is a success, the sentence stored gets "fn: " in front if it lacks it: what a
+ * backend says does not know which function was called. */
+ffpa_status fail_in(const char *fn, ffpa_status status);
+
 /* Remember the path of a successful run for ffpa_last_path(). */
 void path_taken(const char *path);
 

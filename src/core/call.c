@@ -45,6 +45,14 @@ ffpa_status params_read(void *dst, size_t dst_bytes, size_t min_bytes, const voi
     return FFPA_OK;
 }
 
+/* A field that a later version may give a meaning. */
+static ffpa_status check_reserved(int32_t value, const char *fn, const char *what)
+{
+    CHECK(value == 0, FFPA_E_NEWER, "%s: %s.reserved=%d; this version knows only 0", fn, what,
+          value);
+    return FFPA_OK;
+}
+
 /* Copy a side struct and let the pointer in the params name the copy. */
 #define READ_SIDE(field, copy, min_bytes)                                              \
     do {                                                                               \
@@ -63,7 +71,9 @@ ffpa_status call_read_forward(call *c, const ffpa_forward_params *params, const 
     READ_SIDE(kv_cache, cache, KV_CACHE_V01);
     READ_SIDE(quant, quant, QUANT_V01);
     READ_SIDE(rows, rows, ROWS_V01);
-    return FFPA_OK;
+    TRY(check_reserved(c->dropout.reserved, fn, "dropout"));
+    TRY(check_reserved(c->varlen.reserved, fn, "varlen"));
+    return check_reserved(c->cache.reserved, fn, "kv_cache");
 }
 
 ffpa_status call_read_backward(call *c, const ffpa_backward_params *params, const char *fn)

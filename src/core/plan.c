@@ -88,7 +88,7 @@ ffpa_status plan_make(ffpa_context *ctx, const problem *prob, const char *fn, ff
     const ffpa_status status = be->plan(plan);
     if (status != FFPA_OK) {
         plan_release(plan);
-        return status;
+        return fail_in(fn, status);
     }
     context_log(ctx, FFPA_LOG_INFO, "plan %s workspace=%zu", plan->report.path,
                 plan->report.workspace_bytes);
@@ -157,5 +157,5 @@ ffpa_status plan_run(const ffpa_plan *plan, const call *c, const char *fn)
                                                       : plan->be->forward(plan, c, workspace);
     mem_free(&plan->ctx->alloc, own);
     if (status == FFPA_OK) path_taken(plan->report.path);
-    return status;
+    return fail_in(fn, status);
 }
