@@ -440,8 +440,8 @@ typedef struct ffpa_report {
 } ffpa_report;
 
 /* Which path ffpa_forward would take, why not another, and what it costs. Returns what ffpa_forward
- * would return before running, whatever it says of the workspace apart; the report's refusals are filled
- * either way. Offsets and lengths of sequences are read and counted as they are if they are on the host;
+ * would return before running, but for what is not there yet: the workspace, and tensors whose data is
+ * NULL. The report's refusals are filled either way. Offsets and lengths of sequences are read and counted as they are if they are on the host;
  * on a device, and in a plan's report, every sequence counts as the longest that it can be. Any thread. */
 FFPA_API ffpa_status ffpa_forward_supported(ffpa_context *context, const ffpa_forward_params *params,
                                             ffpa_report *report);

@@ -30,7 +30,7 @@ static ffpa_status explain(ffpa_context *context, const problem *p, const call *
     ffpa_plan *plan;
     ffpa_report refusals = {.struct_size = sizeof refusals};
     ffpa_status status = plan_make(context, p, fn, &plan, &refusals);
-    if (status == FFPA_OK && c) status = plan_check(plan, c, fn);
+    if (status == FFPA_OK && c) status = plan_check(plan, c, true, fn);
     if (status == FFPA_OK && c && p->device == FFPA_HOST) {
         const amounts n = call_amounts(p, c);
         plan->report.flop = cost_flop(p, &n);

@@ -18,8 +18,10 @@ ffpa_status ask_check(const ffpa_problem *ask, const char *fn);
 ffpa_status mask_check(bool mask, bool packed, const char *fn);
 
 /* Rules about memory, checked when a call runs: nothing missing, nothing written over anything else that
- * the call reads or writes, index arrays and the part of the workspace that is used included. */
-ffpa_status call_check_memory(const call *c, size_t workspace_bytes, const char *fn);
+ * the call reads or writes, index arrays and the part of the workspace that is used included. Who is only
+ * `asking` may not have all memory yet: what has no address is left out. */
+ffpa_status call_check_memory(const call *c, size_t workspace_bytes, bool asking,
+                              const char *fn);
 
 /* All of it for a merge. */
 ffpa_status merge_check(const ffpa_merge_params *m, const char *fn);

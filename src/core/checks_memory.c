@@ -85,7 +85,8 @@ static void side_arrays(const call *c, ffpa_tensor out[SIDE_ARRAYS])
     out[7] = array_view(c->dropout.offset_ptr, FFPA_I64, 1, 1, 0);
 }
 
-ffpa_status call_check_memory(const call *c, size_t workspace_bytes, const char *fn)
+ffpa_status call_check_memory(const call *c, size_t workspace_bytes, bool asking,
+                              const char *fn)
 {
     const ffpa_forward_params *f = &c->f;
     const ffpa_backward_params *g = &c->g;
@@ -127,7 +128,7 @@ ffpa_status call_check_memory(const call *c, size_t workspace_bytes, const char 
     operand given_ones[sizeof all / sizeof all[0]];
     int n = 0;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        if (tensor_given(all[i].t)) given_ones[n++] = all[i];
+        if (asking ? all[i].t->data != NULL : tensor_given(all[i].t)) given_ones[n++] = all[i];
     return check_operands_apart(given_ones, n, fn);
 }
 

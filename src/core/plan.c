@@ -125,9 +125,9 @@ static ffpa_status find_workspace(const ffpa_plan *plan, const call *c, const ch
     return FFPA_OK;
 }
 
-ffpa_status plan_check(const ffpa_plan *plan, const call *c, const char *fn)
+ffpa_status plan_check(const ffpa_plan *plan, const call *c, bool asking, const char *fn)
 {
-    TRY(call_check_memory(c, plan->report.workspace_bytes, fn));
+    TRY(call_check_memory(c, plan->report.workspace_bytes, asking, fn));
     return plan->prob.device == FFPA_HOST ? sequences_check(c, fn) : FFPA_OK;
 }
 
@@ -147,7 +147,7 @@ static bool writes_nothing(const call *c)
 ffpa_status plan_run(const ffpa_plan *plan, const call *c, const char *fn)
 {
     void *workspace, *own;
-    TRY(plan_check(plan, c, fn));
+    TRY(plan_check(plan, c, false, fn));
     if (writes_nothing(c)) {
         path_taken(plan->report.path);
         return FFPA_OK;

@@ -32,8 +32,8 @@ void plan_cache_free(plan_cache *cache); /* NULL is fine */
 ffpa_status plan_get(ffpa_context *ctx, const problem *prob, const char *fn, ffpa_plan **plan);
 
 /* Every rule that is left once a call is planned, about addresses and what index arrays on the host hold;
- * all but whether the workspace will do. */
-ffpa_status plan_check(const ffpa_plan *plan, const call *c, const char *fn);
+ * all but whether the workspace will do; `asking` as in call_check_memory. */
+ffpa_status plan_check(const ffpa_plan *plan, const call *c, bool asking, const char *fn);
 
 /* Run a plan: find or allocate the workspace, call the backend, remember the path. */
 ffpa_status plan_run(const ffpa_plan *plan, const call *c, const char *fn);

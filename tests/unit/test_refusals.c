@@ -346,7 +346,8 @@ static void an_interleaved_output_is_taken(void **state)
     ffpa_context_destroy(ctx);
 }
 
-/* Asking before calling tells what the call would: rules about memory and index arrays included. */
+/* Asking before calling tells what the call would: rules about memory and index arrays included, but for
+ * memory that is not there yet. */
 static void supported_refuses_what_the_call_refuses(void **state)
 {
     (void)state;
@@ -363,6 +364,7 @@ static void supported_refuses_what_the_call_refuses(void **state)
     for (size_t t = 0; t < COUNT(tables); t++)
         for (size_t i = 0; i < tables[t].n; i++) {
             const refusal *r = &tables[t].table[i];
+            if (strstr(r->words, "data is NULL")) continue;
             sample_init(&s);
             r->spoil(&s);
             const ffpa_status got = tables[t].backward

@@ -148,7 +148,7 @@ def explain(problem, backend="auto"):
     import ctypes
     parsed, report = _library.new(_abi.ffpa_problem), _library.new(_abi.ffpa_report)
     _library.check(_library.lib.ffpa_problem_parse(problem.encode(), ctypes.byref(parsed)))
-    text = ctypes.create_string_buffer(512)
+    text = ctypes.create_string_buffer(1024)
     _library.check(_library.lib.ffpa_problem_format(ctypes.byref(parsed), text, len(text)))
     status = _library.lib.ffpa_explain(_library.context(backend), ctypes.byref(parsed), ctypes.byref(report))
     reason = _library.lib.ffpa_last_error().decode() if status else ""
