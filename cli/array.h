@@ -1,4 +1,4 @@
-/* array.h - one n-dimensional array found in a file: a borrowed view of the file's bytes. */
+/* array.h - one n-dimensional array found in a file: what it is and where its bytes are. */
 #ifndef FFPA_CLI_ARRAY_H
 #define FFPA_CLI_ARRAY_H
 
@@ -10,13 +10,12 @@
 
 typedef struct array {
     const char *name;   /* owned by the reader; "" in .npy */
-    const char *stored; /* dtype as the file spells it */
+    const char *stored; /* dtype as the file spells it, likewise */
     int32_t dtype;      /* ffpa_dtype, or 0: one that attention has no use for */
     int32_t rank;
     int64_t shape[ARRAY_RANK_MAX];
     int64_t stride[ARRAY_RANK_MAX]; /* elements */
-    const unsigned char *data;      /* at any alignment */
-    size_t bytes;
+    size_t offset, bytes;           /* of its data in the file */
 } array;
 
 /* Bytes of `rank` dimensions. False when they overflow, with zero dimensions counted as one, so

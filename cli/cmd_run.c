@@ -100,10 +100,10 @@ static bool make_ones(attention_run *r)
 
 /* ---- the calls ---- */
 
-static void add_output(attention_run *r, const char *name, const ffpa_tensor *t,
-                       bool row_values)
+static void add_output(attention_run *r, const char *name, const ffpa_tensor *t, enum role role)
 {
-    r->outputs[r->count++] = (named_tensor){name, *t, r->arrays[ROLE_Q]->rank, row_values};
+    int rank = role == ROLE_MASK || role == ROLE_SINK ? 4 : r->arrays[ROLE_Q]->rank;
+    r->outputs[r->count++] = (named_tensor){name, *t, rank, role};
 }
 
 static bool make_gradients(attention_run *r, const run_options *o)
@@ -122,17 +122,11 @@ static bool make_gradients(attention_run *r, const run_options *o)
         (mask && !tensor_new(&r->memory, &g->dmask, f->mask.dtype, f->mask.shape, false)) ||
         (f->sink.data && !tensor_new(&r->memory, &g->dsink, FFPA_F32, f->sink.shape, false)))
         return false;
-    add_output(r, "dq", &g->dq, false);
-    add_output(r, "dk", &g->dk, false);
-    add_output(r, "dv", &g->dv, false);
-    if (mask) {
-        add_output(r, "dmask", &g->dmask, false);
-        r->outputs[r->count - 1].rank = 4;
-    }
-    if (f->sink.data) {
-        add_output(r, "dsink", &g->dsink, false);
-        r->outputs[r->count - 1].rank = 4;
-    }
+    add_output(r, "dq", &g->dq, ROLE_Q);
+    add_output(r, "dk", &g->dk, ROLE_K);
+    add_output(r, "dv", &g->dv, ROLE_V);
+    if (mask) add_output(r, "dmask", &g->dmask, ROLE_MASK);
+    if (f->sink.data) add_output(r, "dsink", &g->dsink, ROLE_SINK);
     return true;
 }
 
@@ -148,7 +142,7 @@ static int prepare(attention_run *r, const run_options *o)
     f->sink = r->inputs[ROLE_SINK];
     if (o->dropout > 0) {
         r->dropout = (ffpa_dropout){.struct_size = sizeof r->dropout, .p = (float)o->dropout};
-        r->dropout.seed = (uint64_t)o->seed;
+        r->dropout.seed = o->seed > 0 ? (uint64_t)o->seed : 0;
         f->dropout = &r->dropout;
     }
     int64_t shape[4] = {f->q.shape[0], f->q.shape[1], f->q.shape[2], f->v.shape[3]};
@@ -157,8 +151,8 @@ static int prepare(attention_run *r, const run_options *o)
     if (!tensor_new(&r->memory, &f->o, f->q.dtype, shape, o->view.bnhd) ||
         !tensor_new(&r->memory, &f->lse, lse, rows, false))
         return complain(LIB_FAILED, "out of memory for the outputs");
-    add_output(r, "o", &f->o, false);
-    if (o->lse || o->expect) add_output(r, "lse", &f->lse, true);
+    add_output(r, "o", &f->o, ROLE_Q);
+    if (o->lse || o->expect) add_output(r, "lse", &f->lse, ROLE_DLSE);
     if (o->grad && !make_gradients(r, o))
         return complain(LIB_FAILED, "out of memory for the gradients");
     return DONE;
@@ -200,7 +194,7 @@ static double bound_of(const run_options *o, const named_tensor *n, double large
     double unit = n->tensor.dtype == FFPA_BF16  ? 1.0 / 256
                   : n->tensor.dtype == FFPA_F16 ? 1.0 / 2048
                                                 : 5e-6;
-    if (o->tolerance > 0) return o->tolerance;
+    if (o->tolerance >= 0) return o->tolerance;
     return (n->name[0] == 'd' ? 4 : 2) * unit * fmax(largest, 1e-30);
 }
 
@@ -213,8 +207,7 @@ static int compare_one(comparison *c, const run_options *o, const input_file *fi
     snprintf(name, sizeof name, "%s%s", output->name, o->expect_suffix);
     const array *a = input_find(file, name);
     if (!a) return DONE;
-    int code = input_tensor(memory, &expected, output->row_values ? ROLE_DLSE : ROLE_Q, file, a,
-                            &view);
+    int code = input_tensor(memory, &expected, output->role, file, a, &view);
     if (code != DONE) return code;
     if (memcmp(expected.shape, output->tensor.shape, sizeof expected.shape) != 0)
         return complain(BAD_FILE,

@@ -1,4 +1,4 @@
-/* files.c - whole files in, whole files out. */
+/* files.c - files in, whole files out. */
 #include "files.h"
 
 #include <errno.h>
@@ -17,38 +17,71 @@ static bool refuse(char *why, size_t why_bytes, const char *what)
     return false;
 }
 
-static bool read_all(int descriptor, unsigned char *bytes, size_t length)
+bool file_open(const char *path, int *descriptor, size_t *length, char *why, size_t why_bytes)
+{
+    struct stat st;
+    /* without O_NONBLOCK a pipe would wait here for a writer */
+    *descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (*descriptor < 0) return refuse(why, why_bytes, "cannot open it");
+    if (fstat(*descriptor, &st) == 0 && S_ISREG(st.st_mode)) {
+        *length = (size_t)st.st_size;
+        return true;
+    }
+    snprintf(why, why_bytes, "it is not a regular file");
+    close(*descriptor);
+    *descriptor = -1;
+    return false;
+}
+
+bool file_read_part(int descriptor, void *bytes, size_t length, size_t offset, char *why,
+                    size_t why_bytes)
 {
     for (size_t have = 0; have < length;) {
-        ssize_t n = read(descriptor, bytes + have, length - have);
+        ssize_t n =
+            pread(descriptor, (char *)bytes + have, length - have, (off_t)(offset + have));
         if (n < 0 && errno == EINTR) continue;
         if (n == 0) errno = EIO; /* it shrank while we read */
-        if (n <= 0) return false;
+        if (n <= 0) return refuse(why, why_bytes, "cannot read it");
         have += (size_t)n;
     }
     return true;
 }
 
-bool file_read(const char *path, unsigned char **bytes, size_t *length, char *why,
-               size_t why_bytes)
+static bool read_to_end(int descriptor, char **text, size_t *length)
 {
-    struct stat st;
-    *bytes = NULL;
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    enum { TEXT_MAX = 64 << 20 };
+    size_t room = 4096;
+    *length = 0;
+    for (;;) {
+        char *more = realloc(*text, room + 1);
+        if (!more) return false;
+        *text = more;
+        ssize_t n = read(descriptor, *text + *length, room - *length);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return false;
+        *length += (size_t)n;
+        (*text)[*length] = 0;
+        if (n == 0) return true;
+        if (*length == TEXT_MAX) {
+            errno = EFBIG;
+            return false;
+        }
+        if (*length == room) room *= 2;
+    }
+}
+
+bool file_read_text(const char *path, char **text, size_t *length, char *why, size_t why_bytes)
+{
+    *text = NULL;
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
     if (descriptor < 0) return refuse(why, why_bytes, "cannot open it");
-    bool good = fstat(descriptor, &st) == 0 && S_ISREG(st.st_mode);
-    if (!good) snprintf(why, why_bytes, "it is not a regular file");
-    if (good) {
-        *length = (size_t)st.st_size;
-        *bytes = malloc(*length + 1);
-        good = *bytes && read_all(descriptor, *bytes, *length);
-        if (!good) refuse(why, why_bytes, "cannot read it");
+    bool good = read_to_end(descriptor, text, length);
+    if (!good) {
+        refuse(why, why_bytes, "cannot read it");
+        free(*text);
+        *text = NULL;
     }
     close(descriptor);
-    if (!good) {
-        free(*bytes);
-        *bytes = NULL;
-    }
     return good;
 }
 
@@ -67,7 +100,10 @@ static void remove_pending(int signal_number)
 
 static bool remember(char *temporary)
 {
-    static const int FATAL[] = {SIGINT, SIGTERM, SIGHUP};
+    /* all that end a program unless it says otherwise, but KILL, which nobody can catch, and XFSZ below */
+    static const int FATAL[] = {SIGINT,  SIGTERM, SIGHUP,  SIGQUIT, SIGABRT,   SIGALRM,
+                                SIGPIPE, SIGUSR1, SIGUSR2, SIGXCPU, SIGVTALRM, SIGPROF,
+                                SIGSEGV, SIGBUS,  SIGFPE,  SIGILL,  SIGSYS,    SIGTRAP};
     for (size_t i = 0; i < sizeof FATAL / sizeof *FATAL; i++) {
         struct sigaction action = {0};
         if (sigaction(FATAL[i], NULL, &action) == 0 && action.sa_handler == SIG_DFL) {
@@ -95,42 +131,76 @@ static size_t folder_length(const char *path)
     return slash ? (size_t)(slash - path) + 1 : 0;
 }
 
-bool output_open(output_file *file, const char *path, char *why, size_t why_bytes)
+/* The file that a path leads to through links, which may not exist yet. malloc'd, NULL with errno. */
+static char *follow_links(const char *path)
 {
-    struct stat st;
-    size_t folder = folder_length(path);
-    *file = (output_file){NULL, NULL, -1, false};
-    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) {
-        snprintf(why, why_bytes, "it exists and is not a regular file");
-        return false;
+    enum { LINKS_MAX = 40 };
+    char target[4096], *at = strdup(path);
+    for (int i = 0; at; i++) {
+        ssize_t n = readlink(at, target, sizeof target);
+        if (n < 0) return at; /* no link, or nothing there yet */
+        if (i == LINKS_MAX || n == (ssize_t)sizeof target) {
+            errno = ELOOP;
+            break;
+        }
+        size_t folder =
+            target[0] == '/' ? 0 : folder_length(at); /* relative to the link's own */
+        char *next = malloc(folder + (size_t)n + 1);
+        if (!next) break;
+        memcpy(next, at, folder);
+        memcpy(next + folder, target, (size_t)n);
+        next[folder + (size_t)n] = 0;
+        free(at);
+        at = next;
     }
-    file->path = strdup(path);
+    free(at);
+    return NULL;
+}
+
+/* Create file->temporary beside file->path. */
+static bool create_beside(output_file *file)
+{
+    size_t folder = folder_length(file->path);
     file->temporary = malloc(folder + 64);
-    if (!file->path || !file->temporary) {
-        refuse(why, why_bytes, "cannot create it");
-        output_abandon(file);
-        return false;
-    }
-    memcpy(file->temporary, path, folder);
+    if (!file->temporary) return false;
+    memcpy(file->temporary, file->path, folder);
     for (int attempt = 0; attempt < 100 && file->descriptor < 0; attempt++) {
         snprintf(file->temporary + folder, 64, ".ffpa-%ld-%d.tmp", (long)getpid(), attempt);
         file->descriptor = open(file->temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (file->descriptor < 0 && errno != EEXIST) break;
     }
-    if (file->descriptor < 0) {
-        refuse(why, why_bytes, "cannot create a file beside it");
-        output_abandon(file);
+    file->created = file->descriptor >= 0;
+    return file->created;
+}
+
+static bool open_all(output_file *file, const char *path, char *why, size_t why_bytes)
+{
+    struct stat st;
+    file->path = follow_links(path);
+    if (!file->path) return refuse(why, why_bytes, "cannot create it");
+    bool exists = stat(file->path, &st) == 0;
+    if (exists && !S_ISREG(st.st_mode)) {
+        snprintf(why, why_bytes, "it exists and is not a regular file");
         return false;
     }
-    file->created = true;
-    signal(SIGXFSZ,
-           SIG_IGN); /* a file too large is an error of write(), told like the others */
+    if (!create_beside(file)) return refuse(why, why_bytes, "cannot create a file beside it");
     if (!remember(file->temporary)) {
         snprintf(why, why_bytes, "too many outputs at once");
-        output_abandon(file);
         return false;
     }
+    if (exists && fchmod(file->descriptor, st.st_mode & 0777) != 0)
+        return refuse(why, why_bytes, "cannot give it its permissions");
     return true;
+}
+
+bool output_open(output_file *file, const char *path, char *why, size_t why_bytes)
+{
+    *file = (output_file){NULL, NULL, -1, false};
+    signal(SIGXFSZ,
+           SIG_IGN); /* a file too large is an error of write(), told like the others */
+    bool good = open_all(file, path, why, why_bytes);
+    if (!good) output_abandon(file);
+    return good;
 }
 
 bool output_write(output_file *file, const void *bytes, size_t length, char *why,

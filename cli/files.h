@@ -1,13 +1,18 @@
-/* files.h - whole files in, whole files out: an output appears complete or not at all. */
+/* files.h - files in, whole or in parts; whole files out: an output appears complete or not at all. */
 #ifndef FFPA_CLI_FILES_H
 #define FFPA_CLI_FILES_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Read a file. malloc'd, with one spare byte at the end; false with a clause in `why`. */
-bool file_read(const char *path, unsigned char **bytes, size_t *length, char *why,
-               size_t why_bytes);
+/* Read text to its end, from a pipe too, at most 64 MiB. malloc'd, with a 0 after it; false with a clause
+ * in `why`. */
+bool file_read_text(const char *path, char **text, size_t *length, char *why, size_t why_bytes);
+
+/* Open a regular file to read parts of it; false with a clause in `why`. Close `descriptor`. */
+bool file_open(const char *path, int *descriptor, size_t *length, char *why, size_t why_bytes);
+bool file_read_part(int descriptor, void *bytes, size_t length, size_t offset, char *why,
+                    size_t why_bytes);
 
 /* A file being written beside its final name. */
 typedef struct output_file {
@@ -18,8 +23,9 @@ typedef struct output_file {
 } output_file;
 
 /* Open, write, then put in place: until output_commit the final name is untouched, and
- * output_abandon (or a signal that ends the program) removes every trace. Each returns false with a
- * clause in `why` and leaves the file abandoned. */
+ * output_abandon (or a signal that ends the program) removes every trace. A link is followed, and a file
+ * that is there gives the new one its permissions. Each returns false with a clause in `why` and leaves
+ * the file abandoned. */
 bool output_open(output_file *file, const char *path, char *why, size_t why_bytes);
 bool output_write(output_file *file, const void *bytes, size_t length, char *why,
                   size_t why_bytes);

@@ -146,31 +146,45 @@ static bool read_dict(scanner *s, array *a, size_t *item_bytes, bool *column_maj
     return seen == ALL || refuse(s, "its header lacks one of descr, fortran_order and shape");
 }
 
-bool npy_read(array *a, const unsigned char *bytes, size_t length, char *why, size_t why_bytes)
+/* A header takes a hundred bytes; NumPy itself refuses to look at more than 10000. */
+static const size_t HEADER_MAX = 1 << 16;
+
+bool npy_header_bytes(const unsigned char *bytes, size_t length, size_t *header, char *why,
+                      size_t why_bytes)
 {
     scanner s = {NULL, NULL, why, why_bytes};
-    *a = (array){.name = "", .stored = ""};
     if (length < 10 || memcmp(bytes, MAGIC, sizeof MAGIC) != 0)
         return refuse(&s, "it does not begin as a .npy file");
     if (bytes[6] < 1 || bytes[6] > 3)
         return refuse(&s, "its .npy version %d is none of 1, 2, 3", bytes[6]);
-    size_t field = bytes[6] == 1 ? 2 : 4, start = 8 + field, header = 0;
+    size_t field = bytes[6] == 1 ? 2 : 4, start = 8 + field, says = 0;
     if (length < start) return refuse(&s, "it ends within its header");
     for (size_t i = 0; i < field; i++)
-        header |= (size_t)bytes[8 + i] << (8 * i);
-    if (header > length - start)
+        says |= (size_t)bytes[8 + i] << (8 * i);
+    if (says > length - start)
         return refuse(&s, "it says its header has %zu bytes, but it holds %zu after the length",
-                      header, length - start);
-    s.p = (const char *)bytes + start;
-    s.end = s.p + header;
-    size_t item = 0, held = length - start - header;
+                      says, length - start);
+    if (says > HEADER_MAX)
+        return refuse(&s, "it says its header has %zu bytes, more than %zu", says, HEADER_MAX);
+    *header = start + says;
+    return true;
+}
+
+bool npy_read(array *a, const unsigned char *bytes, size_t length, char *why, size_t why_bytes)
+{
+    scanner s = {NULL, NULL, why, why_bytes};
+    size_t item = 0;
     bool column_major = false;
+    *a = (array){.name = "", .stored = ""};
+    if (!npy_header_bytes(bytes, length, &a->offset, why, why_bytes)) return false;
+    s.p = (const char *)bytes + (bytes[6] == 1 ? 10 : 12);
+    s.end = (const char *)bytes + a->offset;
     if (!read_dict(&s, a, &item, &column_major)) return false;
     if (!array_bytes(a->shape, a->rank, item, &a->bytes))
         return refuse(&s, "its shape overflows");
-    if (a->bytes != held)
-        return refuse(&s, "shape and descr take %zu bytes, the file holds %zu", a->bytes, held);
-    a->data = bytes + start + header;
+    if (a->bytes != length - a->offset)
+        return refuse(&s, "shape and descr take %zu bytes, the file holds %zu", a->bytes,
+                      length - a->offset);
     array_strides(a, column_major);
     return true;
 }

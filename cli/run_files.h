@@ -23,14 +23,13 @@ extern const char *const ROLE_NAMES[ROLE_COUNT];
 /* One opened input: a .safetensors file, or a .npy file as a single unnamed array. */
 typedef struct input_file {
     const char *path;
-    unsigned char *bytes;
-    size_t length;
+    int descriptor;
     safetensors tensors;
     array single; /* .npy */
     bool npy;
 } input_file;
 
-/* DONE or BAD_FILE after a complaint. */
+/* Read its header. DONE, or BAD_FILE or LIB_FAILED after a complaint. */
 int input_open(input_file *file, const char *path);
 void input_close(input_file *file);
 
@@ -43,9 +42,12 @@ typedef struct view_options {
     bool bnhd;     /* files hold [B, N, H, D] */
 } view_options;
 
-/* [B, H, N, D] view of an array: rank 4, or 3 or 2 with leading ones added; lse-like roles lack D.
- * Copies when the array is unaligned or must change dtype. DONE or a code after a complaint that
- * names file and tensor. */
+/* Do files hold N and H of this role in the order that view_options say? Data does; biases and statistics
+ * are always [B, H, ...]. */
+bool role_has_layout(enum role role);
+
+/* Read an array as [B, H, N, D]: rank 4, or 3 or 2 with leading ones added; lse-like roles lack D. DONE or
+ * a code after a complaint that names file and tensor. */
 int input_tensor(arena *memory, ffpa_tensor *t, enum role role, const input_file *file,
                  const array *a, const view_options *options);
 
@@ -54,7 +56,7 @@ typedef struct named_tensor {
     const char *name;
     ffpa_tensor tensor;
     int rank; /* of the file's array; 1s in front and, for lse, the last axis are left out */
-    bool row_values; /* lse and dlse: no last axis */
+    enum role role; /* whose form it has: that of what it is the gradient of, of dlse for lse */
 } named_tensor;
 
 /* Write all of them, or nothing, to a .safetensors file, one .npy file, or a folder of .npy files.

@@ -6,8 +6,10 @@
 #include "program.h"
 #include "scalar.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 const char *const ROLE_NAMES[ROLE_COUNT] = {"q",     "k",    "v",    "mask",
                                             "alibi", "sink", "dout", "dlse"};
@@ -18,31 +20,57 @@ static bool ends_with(const char *text, const char *end)
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
+/* The header, then what it says. */
+static int read_header(input_file *file, size_t length, char *why, size_t why_bytes)
+{
+    unsigned char prefix[NPY_PREFIX], *header = NULL;
+    size_t have = length < sizeof prefix ? length : sizeof prefix, bytes;
+    if (!file_read_part(file->descriptor, prefix, have, 0, why, why_bytes)) return BAD_FILE;
+    bool good = file->npy ? npy_header_bytes(prefix, length, &bytes, why, why_bytes)
+                          : safetensors_header_bytes(prefix, length, &bytes, why, why_bytes);
+    if (!good) return BAD_FILE;
+    header = malloc(bytes);
+    if (!header) {
+        snprintf(why, why_bytes, "out of memory for its header of %zu bytes", bytes);
+        return LIB_FAILED;
+    }
+    good = file_read_part(file->descriptor, header, bytes, 0, why, why_bytes) &&
+           (file->npy ? npy_read(&file->single, header, length, why, why_bytes)
+                      : safetensors_read(&file->tensors, header, length, why, why_bytes));
+    free(header);
+    return good ? DONE : BAD_FILE;
+}
+
 int input_open(input_file *file, const char *path)
 {
     char why[512];
-    *file = (input_file){.path = path, .npy = ends_with(path, ".npy")};
+    size_t length;
+    *file = (input_file){.path = path, .descriptor = -1, .npy = ends_with(path, ".npy")};
     if (!file->npy && !ends_with(path, ".safetensors"))
         return complain(BAD_FILE, "%s: its name ends in neither .safetensors nor .npy", path);
-    bool good = file_read(path, &file->bytes, &file->length, why, sizeof why) &&
-                (file->npy ? npy_read(&file->single, file->bytes, file->length, why, sizeof why)
-                           : safetensors_read(&file->tensors, file->bytes, file->length, why,
-                                              sizeof why));
-    if (good) return DONE;
+    int code = file_open(path, &file->descriptor, &length, why, sizeof why)
+                   ? read_header(file, length, why, sizeof why)
+                   : BAD_FILE;
+    if (code == DONE) return DONE;
     input_close(file);
-    return complain(BAD_FILE, "%s: %s", path, why);
+    return complain(code, "%s: %s", path, why);
 }
 
 void input_close(input_file *file)
 {
     if (!file->npy) safetensors_free(&file->tensors);
-    free(file->bytes);
-    file->bytes = NULL;
+    if (file->descriptor >= 0) close(file->descriptor);
+    file->descriptor = -1;
 }
 
 const array *input_find(const input_file *file, const char *name)
 {
     return file->npy ? &file->single : safetensors_find(&file->tensors, name);
+}
+
+bool role_has_layout(enum role role)
+{
+    return role == ROLE_Q || role == ROLE_K || role == ROLE_V || role == ROLE_DOUT;
 }
 
 /* Where each logical axis [B, H, N, D] is among the array's axes, -1 = of size 1. */
@@ -64,7 +92,7 @@ static bool place_axes(int axis[4], enum role role, int rank, bool bnhd)
     for (int i = 0; i < rank; i++)
         axis[3 - i] = rank - 1 - i;
     if (row_values) axis[3] = -1;
-    if (bnhd && role != ROLE_MASK && !per_head && !row_values && rank > 2) {
+    if (bnhd && role_has_layout(role) && rank > 2) {
         int heads = axis[2];
         axis[2] = axis[1];
         axis[1] = heads;
@@ -75,10 +103,9 @@ static bool place_axes(int axis[4], enum role role, int rank, bool bnhd)
 /* The dtype to hand to the library: the stored one, or what the options and the role ask for. */
 static int32_t wanted_dtype(enum role role, const array *a, const view_options *options)
 {
-    bool data = role == ROLE_Q || role == ROLE_K || role == ROLE_V || role == ROLE_DOUT;
     bool floating = a->dtype == FFPA_F32 || a->dtype == FFPA_F16 || a->dtype == FFPA_BF16 ||
                     a->dtype == FFPA_F64;
-    if (data && options->dtype && floating) return options->dtype;
+    if (role_has_layout(role) && options->dtype && floating) return options->dtype;
     if ((role == ROLE_ALIBI || role == ROLE_SINK || role == ROLE_DLSE || role == ROLE_MASK) &&
         floating && (role != ROLE_MASK || a->dtype == FFPA_F64))
         return FFPA_F32;
@@ -104,11 +131,14 @@ int input_tensor(arena *memory, ffpa_tensor *t, enum role role, const input_file
         t->shape[i] = axis[i] < 0 ? 1 : a->shape[axis[i]];
         t->stride[i] = axis[i] < 0 ? 0 : a->stride[axis[i]];
     }
-    memcpy(&t->data, &a->data, sizeof t->data); /* only read through */
+    char why[512];
+    t->data = arena_alloc(memory, a->bytes);
+    if (!t->data) return complain(LIB_FAILED, "out of memory for tensor '%s'", name);
+    if (!file_read_part(file->descriptor, t->data, a->bytes, a->offset, why, sizeof why))
+        return complain(BAD_FILE, "%s: %s", file->path, why);
     int32_t dtype = wanted_dtype(role, a, options);
-    if (dtype == a->dtype && (uintptr_t)a->data % size == 0) return DONE;
     ffpa_tensor stored = *t;
-    if (!tensor_convert(memory, t, &stored, dtype))
+    if (dtype != a->dtype && !tensor_convert(memory, t, &stored, dtype))
         return complain(LIB_FAILED, "out of memory for tensor '%s'", name);
     return DONE;
 }

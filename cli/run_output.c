@@ -18,11 +18,11 @@ static bool ends_with(const char *text, const char *end)
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-/* Memory order of the file is that of the logical axes, N and H swapped with `bnhd`. */
+/* Memory order of the file is that of the logical axes, N and H of data swapped with `bnhd`. */
 static ffpa_tensor file_order(const named_tensor *n, bool bnhd)
 {
     ffpa_tensor t = n->tensor;
-    if (bnhd && !n->row_values && n->rank > 2) {
+    if (bnhd && role_has_layout(n->role) && n->rank > 2) {
         t.shape[1] = n->tensor.shape[2];
         t.shape[2] = n->tensor.shape[1];
         t.stride[1] = n->tensor.stride[2];
@@ -36,9 +36,10 @@ static array describe(const named_tensor *n, bool bnhd, bool npy)
 {
     ffpa_tensor t = file_order(n, bnhd);
     array a = {.name = n->name, .dtype = t.dtype};
-    int last = n->row_values ? 3 : 4;
+    bool row_values = n->role == ROLE_DLSE; /* no last axis */
+    int last = row_values ? 3 : 4;
     if (npy && t.dtype == FFPA_BF16) a.dtype = FFPA_F32;
-    a.rank = n->row_values ? n->rank - 1 : n->rank;
+    a.rank = row_values ? n->rank - 1 : n->rank;
     for (int i = 0; i < a.rank; i++)
         a.shape[i] = t.shape[last - a.rank + i];
     a.bytes = (size_t)tensor_elements(&t) * scalar_bytes(a.dtype);

@@ -11,13 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LENGTH_FIELD = 8 };
 static const uint64_t HEADER_MAX = 100u << 20; /* the format's own limit */
 
 /* What the header says, and where to put the sentence when it lies. */
 typedef struct reading {
-    const unsigned char *data; /* after the header */
-    size_t bytes;
+    size_t start, bytes; /* of the data after the header */
     char *why;
     size_t why_bytes;
 } reading;
@@ -88,8 +86,8 @@ static bool read_shape(const reading *r, array *a, const cJSON *shape)
             return refuse(r, "tensor '%s' has more than %d dimensions", a->name,
                           ARRAY_RANK_MAX);
         if (!count_of(dim, &a->shape[a->rank]))
-            return refuse(r, "tensor '%s': shape[%d] is not a whole number >= 0", a->name,
-                          a->rank);
+            return refuse(r, "tensor '%s': shape[%d] is not a whole number from 0 to 2^53",
+                          a->name, a->rank);
         a->rank++;
     }
     return true;
@@ -102,17 +100,20 @@ static bool read_span(const reading *r, array *a, const cJSON *offsets, size_t i
     if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 ||
         !count_of(cJSON_GetArrayItem(offsets, 0), &begin) ||
         !count_of(cJSON_GetArrayItem(offsets, 1), &end))
-        return refuse(r, "tensor '%s': data_offsets is not two whole numbers >= 0", a->name);
+        return refuse(r, "tensor '%s': data_offsets is not two whole numbers from 0 to 2^53",
+                      a->name);
     if (end < begin || (uint64_t)end > r->bytes)
         return refuse(
             r, "tensor '%s': data_offsets [%lld, %lld] leave the file's %zu bytes of data",
             a->name, (long long)begin, (long long)end, r->bytes);
-    if (!array_bytes(a->shape, a->rank, item_bytes, &need))
+    if (item_bytes == 0)
+        need = (size_t)(end - begin); /* no telling for an unknown dtype */
+    else if (!array_bytes(a->shape, a->rank, item_bytes, &need))
         return refuse(r, "tensor '%s': its shape overflows", a->name);
     if (need != (size_t)(end - begin))
         return refuse(r, "tensor '%s': shape and dtype take %zu bytes, data_offsets hold %lld",
                       a->name, need, (long long)(end - begin));
-    a->data = r->data + begin;
+    a->offset = r->start + (size_t)begin;
     a->bytes = need;
     return true;
 }
@@ -125,15 +126,13 @@ static bool read_tensor(const reading *r, array *a, const cJSON *entry)
     const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(entry, "dtype");
     if (!cJSON_IsString(dtype)) return refuse(r, "tensor '%s' has no dtype", a->name);
     const struct stored_dtype *stored = stored_find(dtype->valuestring);
-    if (!stored)
-        return refuse(r, "tensor '%s' has an unknown dtype '%s'", a->name, dtype->valuestring);
-    a->stored = stored->name;
-    a->dtype = stored->dtype;
+    a->stored = dtype->valuestring;
+    a->dtype = stored ? stored->dtype : 0;
     if (!read_shape(r, a, cJSON_GetObjectItemCaseSensitive(entry, "shape")) ||
         !read_span(r, a, cJSON_GetObjectItemCaseSensitive(entry, "data_offsets"),
-                   stored->bytes))
+                   stored ? stored->bytes : 0))
         return false;
-    array_strides(a, false);
+    if (stored) array_strides(a, false); /* which cannot overflow, as the sizes do not */
     return true;
 }
 
@@ -145,7 +144,7 @@ static int by_name(const void *x, const void *y)
 static int by_position(const void *x, const void *y)
 {
     const array *a = x, *b = y;
-    if (a->data != b->data) return a->data < b->data ? -1 : 1;
+    if (a->offset != b->offset) return a->offset < b->offset ? -1 : 1;
     return (a->bytes > b->bytes) - (a->bytes < b->bytes); /* empty ones first */
 }
 
@@ -159,20 +158,19 @@ static bool check_together(const reading *r, safetensors *file)
         if (strcmp(file->arrays[i - 1].name, file->arrays[i].name) == 0)
             return refuse(r, "tensor '%s' appears twice", file->arrays[i].name);
     if (count > 0) qsort(file->arrays, count, sizeof *file->arrays, by_position);
-    const unsigned char *end = r->data;
+    size_t end = r->start;
     for (int i = 0; i < file->count; i++) {
         const array *a = &file->arrays[i];
-        if (a->data < end)
+        if (a->offset < end)
             return refuse(r, "tensor '%s' overlaps tensor '%s'", a->name,
                           file->arrays[i - 1].name);
-        if (a->data > end)
-            return refuse(r, "there is a hole of %zu bytes before tensor '%s'",
-                          (size_t)(a->data - end), a->name);
-        end = a->data + a->bytes;
+        if (a->offset > end)
+            return refuse(r, "there is a hole of %zu bytes before tensor '%s'", a->offset - end,
+                          a->name);
+        end = a->offset + a->bytes;
     }
-    if (end != r->data + r->bytes)
-        return refuse(r, "%zu bytes follow the last tensor",
-                      (size_t)(r->data + r->bytes - end));
+    if (end != r->start + r->bytes)
+        return refuse(r, "%zu bytes follow the last tensor", r->start + r->bytes - end);
     return true;
 }
 
@@ -190,32 +188,39 @@ static bool read_header(const reading *r, safetensors *file, const cJSON *header
     return check_together(r, file);
 }
 
+bool safetensors_header_bytes(const unsigned char *bytes, size_t length, size_t *header,
+                              char *why, size_t why_bytes)
+{
+    const reading r = {0, 0, why, why_bytes};
+    uint64_t says = 0;
+    if (length < SAFETENSORS_PREFIX)
+        return refuse(&r, "it has %zu bytes, not even a header length", length);
+    for (int i = 0; i < SAFETENSORS_PREFIX; i++)
+        says |= (uint64_t)bytes[i] << (8 * i);
+    if (says > HEADER_MAX || says > length - SAFETENSORS_PREFIX)
+        return refuse(&r,
+                      "it says its header has %llu bytes, but it holds %zu after the length",
+                      (unsigned long long)says, length - SAFETENSORS_PREFIX);
+    *header = SAFETENSORS_PREFIX + (size_t)says;
+    return true;
+}
+
 bool safetensors_read(safetensors *file, const unsigned char *bytes, size_t length, char *why,
                       size_t why_bytes)
 {
     *file = (safetensors){0};
-    reading r = {NULL, 0, why, why_bytes};
-    if (length < LENGTH_FIELD)
-        return refuse(&r, "it has %zu bytes, not even a header length", length);
-    uint64_t header = 0;
-    for (int i = 0; i < LENGTH_FIELD; i++)
-        header |= (uint64_t)bytes[i] << (8 * i);
-    if (header > HEADER_MAX || header > length - LENGTH_FIELD)
-        return refuse(&r,
-                      "it says its header has %llu bytes, but it holds %zu after the length",
-                      (unsigned long long)header, length - LENGTH_FIELD);
-    r.data = bytes + LENGTH_FIELD + header;
-    r.bytes = length - LENGTH_FIELD - (size_t)header;
+    reading r = {0, 0, why, why_bytes};
+    if (!safetensors_header_bytes(bytes, length, &r.start, why, why_bytes)) return false;
+    r.bytes = length - r.start;
 
-    const char *end = NULL;
-    cJSON *json =
-        cJSON_ParseWithLengthOpts((const char *)bytes + LENGTH_FIELD, (size_t)header, &end, 0);
+    const char *text = (const char *)bytes + SAFETENSORS_PREFIX, *end = NULL;
+    cJSON *json = cJSON_ParseWithLengthOpts(text, r.start - SAFETENSORS_PREFIX, &end, 0);
     file->json = json;
     if (!cJSON_IsObject(json)) {
         safetensors_free(file);
         return refuse(&r, "its header is not a JSON object");
     }
-    for (const char *p = end; p < (const char *)r.data; p++)
+    for (const char *p = end; p < (const char *)bytes + r.start; p++)
         if (*p != ' ' && *p != '\n' && *p != '\r' && *p != '\t') {
             safetensors_free(file);
             return refuse(&r, "its header goes on after the JSON object");
@@ -267,13 +272,13 @@ unsigned char *safetensors_header(const array *arrays, int count, size_t *bytes)
     cJSON_Delete(json);
     if (!text) return NULL;
     size_t length = strlen(text), padded = (length + 7) / 8 * 8;
-    unsigned char *header = malloc(LENGTH_FIELD + padded);
+    unsigned char *header = malloc(SAFETENSORS_PREFIX + padded);
     if (header) {
-        for (int i = 0; i < LENGTH_FIELD; i++)
+        for (int i = 0; i < SAFETENSORS_PREFIX; i++)
             header[i] = (unsigned char)((uint64_t)padded >> (8 * i));
-        memset(header + LENGTH_FIELD, ' ', padded);
-        memcpy(header + LENGTH_FIELD, text, length);
-        *bytes = LENGTH_FIELD + padded;
+        memset(header + SAFETENSORS_PREFIX, ' ', padded);
+        memcpy(header + SAFETENSORS_PREFIX, text, length);
+        *bytes = SAFETENSORS_PREFIX + padded;
     }
     cJSON_free(text);
     return header;

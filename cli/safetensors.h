@@ -11,8 +11,16 @@ typedef struct safetensors {
     void *json; /* owns the names */
 } safetensors;
 
-/* Read from memory; the arrays point into `bytes`. Everything the header says is checked against
- * `length`: offsets, sizes, overlap, holes, duplicate names. False with a clause in `why`. */
+/* Bytes of the header, length field included, of a file of `length` bytes; its first SAFETENSORS_PREFIX,
+ * or all, tell. */
+enum { SAFETENSORS_PREFIX = 8 };
+bool safetensors_header_bytes(const unsigned char *bytes, size_t length, size_t *header,
+                              char *why, size_t why_bytes);
+
+/* Read the header of a file of `length` bytes; of `bytes` no more than the header is looked at, and not
+ * after the return. Everything that it says is checked against `length`: offsets, sizes, overlap, holes,
+ * duplicate names. A dtype that is not known here counts as one without use. False with a clause in
+ * `why`. */
 bool safetensors_read(safetensors *file, const unsigned char *bytes, size_t length, char *why,
                       size_t why_bytes);
 

@@ -4,7 +4,7 @@
 
 #include "npy.h"
 
-static void check_inside(const array *a, const uint8_t *data, size_t bytes, size_t item)
+static void check_inside(const array *a, size_t bytes, size_t item)
 {
     size_t count = 1;
     int64_t last = 0; /* index of the farthest element */
@@ -13,7 +13,7 @@ static void check_inside(const array *a, const uint8_t *data, size_t bytes, size
         count *= (size_t)a->shape[i];
         last += a->stride[i] * (a->shape[i] - 1);
     }
-    MUST(a->data >= data && a->data + a->bytes <= data + bytes);
+    MUST(a->offset <= bytes && a->bytes == bytes - a->offset);
     MUST(a->bytes == count * item);
     if (count > 0) MUST((size_t)last + 1 == count);
 }
@@ -25,14 +25,9 @@ static void check_header(const array *a)
     array again;
     const size_t head = npy_header(a, header);
     MUST(head > 0 && head <= sizeof header && head % 64 == 0);
-    unsigned char *file = malloc(head + a->bytes);
-    MUST(file);
-    memcpy(file, header, head);
-    memcpy(file + head, a->data, a->bytes);
-    MUST(npy_read(&again, file, head + a->bytes, why, sizeof why));
+    MUST(npy_read(&again, header, head + a->bytes, why, sizeof why)); /* of the header alone */
     MUST(again.dtype == a->dtype && again.rank == a->rank && again.bytes == a->bytes);
     MUST(memcmp(again.shape, a->shape, sizeof a->shape) == 0);
-    free(file);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
@@ -47,7 +42,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
                         : a.stored[2] == '4' ? 4
                         : a.stored[2] == '2' ? 2
                                              : 1;
-    check_inside(&a, data, bytes, item);
+    check_inside(&a, bytes, item);
     check_header(&a);
     return 0;
 }

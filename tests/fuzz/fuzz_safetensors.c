@@ -4,20 +4,20 @@
 
 #include "safetensors.h"
 
-static void check_inside(const safetensors *f, const uint8_t *data, size_t bytes)
+static void check_inside(const safetensors *f, size_t bytes)
 {
-    const unsigned char *end = data;
+    size_t end = 0;
     for (int i = 0; i < f->count; i++) {
         const array *a = &f->arrays[i];
-        MUST(a->data >= end && a->data + a->bytes <= data + bytes);
+        MUST(a->offset >= end && a->offset <= bytes && a->bytes <= bytes - a->offset);
         MUST(a->rank >= 0 && a->rank <= ARRAY_RANK_MAX);
         int64_t last = 0;
         for (int j = 0; j < a->rank; j++)
             last += a->stride[j] * (a->shape[j] - 1);
-        if (a->bytes) MUST(last >= 0 && (size_t)last < a->bytes);
+        if (a->bytes && a->dtype) MUST(last >= 0 && (size_t)last < a->bytes);
         const array *found = safetensors_find(f, a->name);
         MUST(found == a);
-        end = a->data + a->bytes;
+        end = a->offset + a->bytes;
     }
     MUST(!safetensors_find(f, "no such name \x01"));
 }
@@ -35,12 +35,7 @@ static void check_header(const safetensors *f)
     size_t total = head;
     for (int i = 0; i < f->count; i++)
         total += f->arrays[i].bytes;
-    unsigned char *file = malloc(total), *at = file + head;
-    MUST(file);
-    memcpy(file, header, head);
-    for (int i = 0; i < f->count; at += f->arrays[i++].bytes)
-        memcpy(at, f->arrays[i].data, f->arrays[i].bytes);
-    MUST(safetensors_read(&again, file, total, why, sizeof why));
+    MUST(safetensors_read(&again, header, total, why, sizeof why)); /* of the header alone */
     MUST(again.count == f->count);
     for (int i = 0; i < f->count; i++) {
         const array *a = &f->arrays[i], *b = safetensors_find(&again, a->name);
@@ -48,7 +43,6 @@ static void check_header(const safetensors *f)
         MUST(memcmp(a->shape, b->shape, sizeof a->shape) == 0);
     }
     safetensors_free(&again);
-    free(file);
     free(header);
 }
 
@@ -57,7 +51,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     char why[300] = "";
     safetensors file;
     if (safetensors_read(&file, data, bytes, why, sizeof why)) {
-        check_inside(&file, data, bytes);
+        check_inside(&file, bytes);
         check_header(&file);
     } else {
         MUST(why[0] && memchr(why, 0, sizeof why));
