@@ -184,7 +184,7 @@ static int read_options(bench_options *o, int argc, char **argv)
 
 int cmd_bench(int argc, char **argv)
 {
-    bench_options o = {.seconds = 2};
+    bench_options o = {.common = common_defaults(argc, argv), .seconds = 2};
     problem_list problems = {0};
     ffpa_context *context = NULL;
     int code = read_options(&o, argc, argv);

@@ -284,7 +284,7 @@ static int check_options_read(check_options *o, int argc, char **argv)
 
 int cmd_check(int argc, char **argv)
 {
-    check_options o = {0};
+    check_options o = {.common = common_defaults(argc, argv)};
     problem_list problems = {0};
     check_result r;
     int code = check_options_read(&o, argc, argv), failed = 0;

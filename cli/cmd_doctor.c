@@ -137,21 +137,22 @@ static void show(cJSON *document, const finding *f)
 int cmd_doctor(int argc, char **argv)
 {
     static const struct option TABLE[] = {COMMON_OPTIONS, {NULL, 0, NULL, 0}};
-    common_options common = {0};
+    common_options common = common_defaults(argc, argv);
     finding found[5];
     int code = DONE, count = 0;
     for (int option; code == DONE && (option = next_option(argc, argv, ":", TABLE)) != -1;)
         common_option(&common, option, &code);
     if (code == DONE && optind < argc)
         code = complain(BAD_USAGE, "doctor takes no argument '%s'", argv[optind]);
-    if (code != DONE) return code;
-    found[count++] = find_cpu();
-    count += find_gpu(found + count);
-    found[count++] = find_compiler();
-    found[count++] = find_cache();
+    if (code == DONE) {
+        found[count++] = find_cpu();
+        count += find_gpu(found + count);
+        found[count++] = find_compiler();
+        found[count++] = find_cache();
+    }
     cJSON *document = common.json ? json_document("doctor") : NULL;
     for (int i = 0; i < count; i++)
         show(document, &found[i]);
-    if (document) json_finish(document, DONE);
-    return DONE;
+    if (document) json_finish(document, code);
+    return code;
 }

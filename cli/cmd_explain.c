@@ -82,7 +82,7 @@ int cmd_explain(int argc, char **argv)
 {
     static const struct option TABLE[] = {
         COMMON_OPTIONS, {"file", required_argument, NULL, 'f'}, {NULL, 0, NULL, 0}};
-    common_options common = {0};
+    common_options common = common_defaults(argc, argv);
     problem_list problems = {0};
     ffpa_context *context = NULL;
     const char *file = NULL;

@@ -51,25 +51,15 @@ static void show(cJSON *document, const char *title, const char *key, const abil
     }
 }
 
-int cmd_info(int argc, char **argv)
+static void show_all(cJSON *document, const ffpa_context *context)
 {
-    static const struct option TABLE[] = {COMMON_OPTIONS, {NULL, 0, NULL, 0}};
-    common_options common = {0};
-    ffpa_context *context;
-    char cpu[256];
-    int code = DONE;
-    for (int option; code == DONE && (option = next_option(argc, argv, ":", TABLE)) != -1;)
-        common_option(&common, option, &code);
-    if (code == DONE && optind < argc)
-        code = complain(BAD_USAGE, "info takes no argument '%s'", argv[optind]);
-    if (code != DONE || (code = common_context(&common, NULL, &context)) != DONE) return code;
     const ability backends[] = {probe("cpu", "cpu", NULL),
                                 probe("reference", "reference", NULL),
                                 probe("naive", "naive", NULL)};
     const ability isas[] = {probe("avx512", "cpu", "avx512"), probe("avx2", "cpu", "avx2"),
                             probe("portable", "cpu", "portable")};
-    cJSON *document = common.json ? json_document("info") : NULL;
     uint32_t v = ffpa_version();
+    char cpu[256];
     cpu_name(cpu);
     if (document) {
         cJSON_AddStringToObject(document, "context", ffpa_context_describe(context));
@@ -82,7 +72,24 @@ int cmd_info(int argc, char **argv)
     }
     show(document, "backends", "backends", backends, 3);
     show(document, "cpu ISA", "cpu_isa", isas, 3);
-    ffpa_context_destroy(context);
-    if (document) json_finish(document, DONE);
-    return DONE;
+}
+
+int cmd_info(int argc, char **argv)
+{
+    static const struct option TABLE[] = {COMMON_OPTIONS, {NULL, 0, NULL, 0}};
+    common_options common = common_defaults(argc, argv);
+    ffpa_context *context;
+    int code = DONE;
+    for (int option; code == DONE && (option = next_option(argc, argv, ":", TABLE)) != -1;)
+        common_option(&common, option, &code);
+    if (code == DONE && optind < argc)
+        code = complain(BAD_USAGE, "info takes no argument '%s'", argv[optind]);
+    cJSON *document = common.json ? json_document("info") : NULL;
+    if (code == DONE) code = common_context(&common, NULL, &context);
+    if (code == DONE) {
+        show_all(document, context);
+        ffpa_context_destroy(context);
+    }
+    if (document) json_finish(document, code);
+    return code;
 }

@@ -67,7 +67,7 @@ static int read_options(int argc, char **argv, common_options *common, request *
 
 int cmd_prebuild(int argc, char **argv)
 {
-    common_options common = {0};
+    common_options common = common_defaults(argc, argv);
     problem_list problems = {0};
     request r = {NULL, NULL};
     ffpa_context *context = NULL;

@@ -26,7 +26,9 @@ static const char RUN_HELP[] =
     "  --name ROLE=NAME     what a tensor is called in the .safetensors; ROLE as above\n"
     "  --mask --alibi --sink --dout --dlse FILE    that tensor from a file of its own\n"
     "  --dtype f32|f16|bf16 convert q k v dout first\n"
-    "  --layout bhnd|bnhd   order of the axes in files; bhnd is the default\n"
+    "  --layout bhnd|bnhd   order of the axes of q k v dout o dq dk dv in files; bhnd without "
+    "it.\n"
+    "                       lse and biases are always [B,H,...]\n"
     "Attention\n"
     "  --causal[=br|tl]     query i sees keys up to i + Nk - Nq (br) or up to i (tl)\n"
     "  --window L:R         keys from i + Nk - Nq - L to i + Nk - Nq + R; -1 = unlimited\n"
@@ -40,10 +42,11 @@ static const char RUN_HELP[] =
     ".safetensors;\n"
     "                       exit 1 beyond tolerance, or when NaN or infinity is out of place\n"
     "  --expect-suffix S    append S to those names, such as _causal\n"
-    "  --tolerance T        largest absolute error. Default: 2 roundings of the output's dtype "
-    "at\n"
-    "                       the largest expected magnitude (5e-6 of it for f32), 4 for "
-    "gradients\n";
+    "  --tolerance T        largest absolute error, 0 included. Default: 2 roundings of the "
+    "output's\n"
+    "                       dtype at the largest expected magnitude (5e-6 of it for f32), 4 "
+    "for\n"
+    "                       gradients\n";
 
 static const char CHECK_HELP[] =
     "ffpa check PROBLEM... [options]\n"
@@ -168,7 +171,8 @@ void help_problem(FILE *out)
         "A problem is one word: OP,DTYPE,bBhHQ[kHK],qNQkNK,dD[vDV][,option...]\n"
         "\n"
         "  OP                   fwd or bwd\n"
-        "  DTYPE                f32, f16 or bf16\n"
+        "  DTYPE                f32, f16, bf16; f64 with --backend reference, but not for "
+        "check\n"
         "  bBhHQ[kHK]           batch, query heads, key heads (as many as query heads without "
         "k)\n"
         "  qNQkNK               query rows, keys\n"

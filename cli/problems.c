@@ -35,20 +35,20 @@ static int add_line(problem_list *list, char *line, const char *file, int number
 
 static int add_file(problem_list *list, const char *file)
 {
-    unsigned char *bytes;
+    char *text;
     size_t length;
     char why[256];
     int code = DONE, number = 1;
-    if (!file_read(file, &bytes, &length, why, sizeof why))
+    if (!file_read_text(file, &text, &length, why, sizeof why))
         return complain(BAD_FILE, "%s: %s", file, why);
-    bytes[length] = 0; /* file_read leaves room */
-    for (char *line = (char *)bytes; line && code == DONE; number++) {
+    if (memchr(text, 0, length)) code = complain(BAD_FILE, "%s: it is no text", file);
+    for (char *line = text; line && code == DONE; number++) {
         char *end = strchr(line, '\n');
         if (end) *end = 0;
         code = add_line(list, line, file, number);
         line = end ? end + 1 : NULL;
     }
-    free(bytes);
+    free(text);
     return code;
 }
 
@@ -90,13 +90,44 @@ cJSON *json_document(const char *name)
     return document;
 }
 
+/* Bytes of the UTF-8 character at `at`; 0 when there is none. */
+static int utf8_length(const unsigned char *at)
+{
+    static const struct {
+        unsigned char first, last, low, high; /* lead byte from..to, second byte from..to */
+        int length;
+    } FORMS[] = {
+        {0x01, 0x7f, 0, 0xff, 1},    {0xc2, 0xdf, 0x80, 0xbf, 2}, {0xe0, 0xe0, 0xa0, 0xbf, 3},
+        {0xe1, 0xec, 0x80, 0xbf, 3}, {0xed, 0xed, 0x80, 0x9f, 3}, {0xee, 0xef, 0x80, 0xbf, 3},
+        {0xf0, 0xf0, 0x90, 0xbf, 4}, {0xf1, 0xf3, 0x80, 0xbf, 4}, {0xf4, 0xf4, 0x80, 0x8f, 4}};
+    for (size_t i = 0; i < sizeof FORMS / sizeof *FORMS; i++) {
+        if (at[0] < FORMS[i].first || at[0] > FORMS[i].last) continue;
+        if (FORMS[i].length > 1 && (at[1] < FORMS[i].low || at[1] > FORMS[i].high)) return 0;
+        for (int j = 2; j < FORMS[i].length; j++)
+            if (at[j] < 0x80 || at[j] > 0xbf) return 0;
+        return FORMS[i].length;
+    }
+    return 0;
+}
+
+/* A line of text; what is not UTF-8, which names of files need not be, as the replacement character. */
+static void put_utf8(const char *text)
+{
+    while (*text) {
+        int n = utf8_length((const unsigned char *)text);
+        printf("%.*s", n ? n : 3, n ? text : "\xef\xbf\xbd");
+        text += n ? n : 1;
+    }
+    putchar('\n');
+}
+
 void json_finish(cJSON *document, int code)
 {
     cJSON_AddNumberToObject(document, "exit", code);
     if (code != DONE && *last_complaint())
         cJSON_AddStringToObject(document, "error", last_complaint());
     char *text = cJSON_Print(document);
-    puts(text ? text : "{\"error\": \"out of memory\"}");
+    put_utf8(text ? text : "{\"error\": \"out of memory\"}");
     cJSON_free(text);
     cJSON_Delete(document);
 }

@@ -152,16 +152,41 @@ bool parse_real(const char *text, double low, double high, double *value)
     return end != text && *end == 0 && *value >= low && *value <= high;
 }
 
+common_options common_defaults(int argc, char **argv)
+{
+    common_options common = {0};
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
+        common.json = common.json || strcmp(argv[i], "--json") == 0;
+    return common;
+}
+
+/* The option that getopt_long has just refused, as it was written. */
+static const char *refused_option(char *const *argv)
+{
+    static char letter[3] = "-?";
+    letter[1] = (char)optopt;
+    return optopt > 0 && optopt < OPT_JSON ? letter : argv[optind - 1];
+}
+
 int next_option(int argc, char **argv, const char *letters, const struct option *table)
 {
+    static bool seen[OPT_END];
+    int at = -1;
     opterr = 0;
-    int option = getopt_long(argc, argv, letters, table, NULL);
+    int option = getopt_long(argc, argv, letters, table, &at);
     if (option == ':' || option == '?') {
         complain(BAD_USAGE, "%s '%s'; try `ffpa help %s`",
                  option == ':' ? "a value must follow option" : "unknown option or wrong use:",
-                 argv[optind - 1], argv[0]);
-        option = '?';
+                 refused_option(argv), argv[0]);
+        return '?';
     }
+    if (option < 0 || !optarg || option >= OPT_REPEATED) return option;
+    if (seen[option]) {
+        complain(BAD_USAGE, "%s is given twice, the second time as '%s'",
+                 at >= 0 ? table[at].name : (char[]){'-', (char)option, 0}, optarg);
+        return '?';
+    }
+    seen[option] = true;
     return option;
 }
 
@@ -175,8 +200,8 @@ bool common_option(common_options *common, int option, int *code)
     case OPT_BACKEND: common->backend = optarg; return true;
     case OPT_ISA: common->isa = optarg; return true;
     case OPT_THREADS:
-        if (!parse_integer(optarg, 1, 4096, &threads))
-            *code = complain(BAD_USAGE, "--threads=%s: a whole number from 1 to 4096", optarg);
+        if (!parse_integer(optarg, 1, INT32_MAX, &threads)) /* the library knows the most */
+            *code = complain(BAD_USAGE, "--threads=%s: a whole number from 1", optarg);
         common->threads = (int)threads;
         return true;
     case '?': *code = BAD_USAGE; return true; /* next_option has complained */

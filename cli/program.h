@@ -77,6 +77,10 @@ typedef struct common_options {
 } common_options;
 
 enum { OPT_JSON = 256, OPT_SLOW, OPT_BACKEND, OPT_ISA, OPT_THREADS, OPT_HELP, OPT_OWN };
+enum {
+    OPT_REPEATED = 400,
+    OPT_END = 410
+}; /* of a command's own that may be given more than once */
 
 /* Rows for a command's table of long options; its own start at OPT_OWN. */
 #define COMMON_OPTIONS                                                                  \
@@ -88,7 +92,12 @@ enum { OPT_JSON = 256, OPT_SLOW, OPT_BACKEND, OPT_ISA, OPT_THREADS, OPT_HELP, OP
         "help", no_argument, NULL, OPT_HELP                                             \
     }
 
-/* getopt_long with our own complaints: '?' after one, -1 at the end. `letters` starts with ':'. */
+/* Defaults. Whether JSON is wanted is known before any option can be wrong, so that the complaint comes
+ * as JSON too. */
+common_options common_defaults(int argc, char **argv);
+
+/* getopt_long with our own complaints, one of them about an option with two values: '?' after one, -1 at
+ * the end. `letters` starts with ':'. */
 int next_option(int argc, char **argv, const char *letters, const struct option *table);
 
 /* Handles the options above, and '?'. False when it is none of them. `*code` is DONE, or BAD_USAGE

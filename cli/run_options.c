@@ -16,7 +16,6 @@ enum {
     OPT_GRAD,
     OPT_DTYPE,
     OPT_LAYOUT,
-    OPT_NAME,
     OPT_EXPECT,
     OPT_SUFFIX,
     OPT_TOLERANCE,
@@ -24,7 +23,8 @@ enum {
     OPT_ALIBI,
     OPT_SINK,
     OPT_DOUT,
-    OPT_DLSE
+    OPT_DLSE,
+    OPT_NAME = OPT_REPEATED
 };
 
 static int read_real(float *value, const char *option, double low, double high)
@@ -127,6 +127,24 @@ static int take_option(run_options *o, int option)
     return code;
 }
 
+/* Options that do nothing without another one are a mistake. */
+static int check_together(const run_options *o)
+{
+    const struct {
+        bool given, needed;
+        const char *option, *other;
+    } pairs[] = {{o->seed >= 0, o->dropout >= 0, "--seed", "--dropout"},
+                 {o->extra[ROLE_DOUT], o->grad, "--dout", "--grad"},
+                 {o->extra[ROLE_DLSE], o->grad, "--dlse", "--grad"},
+                 {o->expect_suffix, o->expect, "--expect-suffix", "--expect"},
+                 {o->tolerance >= 0, o->expect, "--tolerance", "--expect"}};
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+        if (pairs[i].given && !pairs[i].needed)
+            return complain(BAD_USAGE, "%s does nothing without %s", pairs[i].option,
+                            pairs[i].other);
+    return DONE;
+}
+
 static const struct option TABLE[] = {COMMON_OPTIONS,
                                       {"output", required_argument, NULL, 'o'},
                                       {"causal", optional_argument, NULL, OPT_CAUSAL},
@@ -152,11 +170,17 @@ static const struct option TABLE[] = {COMMON_OPTIONS,
 
 int run_options_read(run_options *o, int argc, char **argv)
 {
-    *o = (run_options){.forward = ffpa_forward_params_init(), .expect_suffix = ""};
+    *o = (run_options){.common = common_defaults(argc, argv),
+                       .forward = ffpa_forward_params_init(),
+                       .dropout = -1,
+                       .tolerance = -1,
+                       .seed = -1};
     memcpy(o->names, ROLE_NAMES, sizeof o->names);
     for (int option; (option = next_option(argc, argv, ":o:", TABLE)) != -1;) {
         int code = take_option(o, option);
         if (code != DONE) return code;
     }
-    return DONE;
+    int code = check_together(o);
+    if (!o->expect_suffix) o->expect_suffix = "";
+    return code;
 }

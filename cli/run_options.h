@@ -12,8 +12,8 @@ typedef struct run_options {
     const char *extra[ROLE_COUNT]; /* files for single roles */
     view_options view;
     ffpa_forward_params forward; /* options only */
-    double dropout, tolerance;   /* tolerance 0 = by dtype */
-    int64_t seed;
+    double dropout, tolerance;   /* each negative without it; tolerance is then by dtype */
+    int64_t seed;                /* likewise */
     bool lse, grad;
 } run_options;
 

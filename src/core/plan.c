@@ -26,10 +26,12 @@ static void add_refusal(ffpa_report *r, const char *name, const char *reason)
     snprintf(r->refusals + used, sizeof r->refusals - used, "%s: %s\n", name, reason);
 }
 
+static const char NOT_ASKED_FOR[] = "another backend was asked for by name";
+
 /* May this backend be tried at all? */
 static bool permitted(const ffpa_context *ctx, const backend *be, const char **reason)
 {
-    *reason = "another backend was asked for by name";
+    *reason = NOT_ASKED_FOR;
     if (ctx->only) return ctx->only == be;
     *reason = "slow path; ask for it by name or set policy FFPA_ALLOW_SLOW";
     return !be->slow || ctx->policy == FFPA_ALLOW_SLOW;
@@ -52,17 +54,19 @@ static const backend *choose(const ffpa_context *ctx, const problem *prob, ffpa_
     return NULL;
 }
 
-/* The refusals as one line of a sentence. */
+/* The refusals as one line of a sentence, without those that go without saying. */
 static void flatten(char *out, size_t bytes, const char *lines)
 {
-    size_t n = 0;
-    for (const char *p = lines; *p && n + 2 < bytes; p++) {
-        if (*p != '\n')
-            out[n++] = *p;
-        else if (p[1])
-            out[n++] = ';', out[n++] = ' ';
+    const size_t unsaid = sizeof NOT_ASKED_FOR - 1;
+    size_t used = 0;
+    out[0] = 0;
+    for (const char *line = lines; *line && used < bytes;) {
+        const size_t n = strcspn(line, "\n");
+        if (n < unsaid || strncmp(line + n - unsaid, NOT_ASKED_FOR, unsaid) != 0)
+            used += (size_t)snprintf(out + used, bytes - used, "%s%.*s", used ? "; " : "",
+                                     (int)n, line);
+        line += n + (line[n] == '\n');
     }
-    out[n] = 0;
 }
 
 ffpa_status plan_make(ffpa_context *ctx, const problem *prob, const char *fn, ffpa_plan **out,

@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import resource
+import signal
 import struct
 import subprocess
 import sys
@@ -80,6 +81,17 @@ GOLDENS = {
     "prebuild_no_folder": (BAD_USAGE, ["prebuild", SMALL, "--arch", "sm_90a"]),
     "prebuild_bad_arch": (LIB_FAILED, ["prebuild", SMALL, "--arch", "sm_75", "--out", "pack"]),
     "doctor_argument": (BAD_USAGE, ["doctor", "please"]),
+    "cluster": (BAD_USAGE, ["run", "-xyz"]),
+    "option_twice": (BAD_USAGE, ["run", "x.safetensors", "-o", "a.npy", "-o", "b.npy"]),
+    "seed_alone": (BAD_USAGE, ["run", "x.safetensors", "--seed", "3"]),
+    "dout_alone": (BAD_USAGE, ["run", "x.safetensors", "--dout", "g.npy"]),
+    "tolerance_alone": (BAD_USAGE, ["run", "x.safetensors", "--tolerance", "0"]),
+    "too_many_threads": (LIB_FAILED, ["check", SMALL, "--threads", "9999"]),
+    "check_f64": (LIB_FAILED, ["check", "fwd,f64,b1h1,q3k3,d4", "--backend", "reference"]),
+    "naive_f64": (LIB_FAILED, ["explain", "fwd,f64,b1h1,q3k3,d4", "--backend", "naive"]),
+    "mask_varlen": (LIB_FAILED, ["explain", "fwd,f32,b2h1,q9k9,d8,varlen=9+3,mask=bool"]),
+    "check_absurd": (LIB_FAILED, ["check", "fwd,f32,b1h1,q1k9223372036854775807,d1,page2147483647"]),
+    "check_paged_mask": (DONE, ["check", "fwd,f32,b1h1,q1k300,d64,mask=f32:bhqk,page16"]),
     "bad_rows": (BAD_USAGE, ["check", SMALL, "--rows", "0"]),
     "no_problem": (BAD_USAGE, ["check"]),
     "bad_problem": (BAD_USAGE, ["check", "fwd,bf16,b1h4k2,q20k30,d40,casual"]),
@@ -267,7 +279,8 @@ class BadFiles(Folder):
         self.refused_header({"q": {"shape": [1], "data_offsets": [0, 4]}}, bytes(4), "'q' has no dtype")
         self.refused_header({"q": {"dtype": "F32", "data_offsets": [0, 4]}}, bytes(4), "'q' has no shape")
         self.refused_header({"q": {"dtype": "F32", "shape": [1]}}, bytes(4), "'q': data_offsets")
-        self.refused_header({"q": entry("F31", [2], 0, 8)}, bytes(8), "unknown dtype 'F31'")
+        self.refused_header({n: entry("F31", [1, 2], 0, 8) if n == "q" else entry("F32", [1, 2], i * 8, i * 8 + 8)
+                             for i, n in enumerate("qkv")}, bytes(24), "'q' has dtype F31, which attention cannot")
         self.refused_header({"q": entry("F32", [3], 0, 8)}, bytes(8), "take 12 bytes, data_offsets hold 8")
         self.refused_header({"q": entry("F32", [2], 0, 80)}, bytes(8), "leave the file's 8 bytes")
         self.refused_header({"q": entry("F32", [2], 8, 0)}, bytes(8), "leave the file's 8 bytes")
@@ -294,6 +307,40 @@ class BadFiles(Folder):
         self.refused(safetensors(dict(GOOD, k=("F32", [6], wave(6)))), "tensor 'k' has rank 1")
         self.refused(safetensors(dict(GOOD, k=("F32", [1] * 5, [1.0]))), "tensor 'k' has rank 5")
         self.refused(safetensors(dict(GOOD, sink=("F32", [1, 1, 1], [1.0]))), "tensor 'sink' has rank 3")
+
+    def test_only_what_is_needed_is_read(self):
+        """Files far larger than memory, most of them holes."""
+        def little_memory():
+            resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+        large = 20 << 30
+        path = self.put("large.npy", npy([3, 2], wave(6)))
+        os.truncate(path, large)
+        result = ffpa("run", path, path, path, preexec_fn=little_memory)
+        self.assertEqual(result.returncode, BAD_FILE)
+        self.assertIn("shape and descr take 24 bytes", result.stderr)
+        header = {"other": entry("F32", [large // 4], 0, large)}
+        for i, name in enumerate("qkv"):
+            header[name] = entry("F32", [1, 1, 3, 2], large + 24 * i, large + 24 * i + 24)
+        raw = json.dumps(header).encode()
+        path = self.put("large.safetensors", with_header(raw, b""))
+        os.truncate(path, 8 + len(raw) + large + 72)
+        result = ffpa("run", path, "-o", self.folder / "o.npy", preexec_fn=little_memory)
+        self.assertEqual(result.returncode, DONE, result.stderr)
+        result = ffpa("run", path, "--name", "q=other", preexec_fn=little_memory)
+        self.assertEqual(result.returncode, BAD_FILE, result.stderr)
+        path = self.put("header.npy", b"\x93NUMPY\2\0" + struct.pack("<I", 1 << 31))
+        os.truncate(path, large)
+        result = ffpa("run", path, path, path, preexec_fn=little_memory)
+        self.assertEqual(result.returncode, BAD_FILE)
+        self.assertIn("more than 65536", result.stderr)
+
+    def test_tensors_without_elements(self):
+        many = (1 << 53) - 1
+        for dtype in ("f32", "bf16"):
+            path = self.put("x.safetensors", safetensors({n: ("F32", [0, many, 2], b"") for n in "qkv"}))
+            result = ffpa("run", path, "--dtype", dtype, "-o", self.folder / "o.npy")
+            self.assertEqual(result.returncode, LIB_FAILED)
+            self.assertIn("more than 2^40 rows", result.stderr)
 
     def test_shapes_that_the_library_refuses(self):
         path = self.put("x.safetensors", safetensors(dict(GOOD, k=("F32", [1, 1, 3, 1], wave(3)))))
@@ -370,6 +417,49 @@ class Outputs(Folder):
         result = ffpa("run", path, "--lse", "-o", self.folder / "o.npy")
         self.assertEqual(result.returncode, BAD_USAGE)
         self.assertEqual(sorted(os.listdir(self.folder)), ["pipe.npy", "x.safetensors"])
+
+    def test_links_and_permissions_stay(self):
+        path = self.put("x.safetensors", safetensors(GOOD))
+        (self.folder / "kept").mkdir()
+        real = self.folder / "kept" / "real.safetensors"
+        real.write_bytes(b"old")
+        real.chmod(0o600)
+        link, second, dangling = (self.folder / f"{n}.safetensors" for n in ("link", "second", "dangling"))
+        link.symlink_to("kept/real.safetensors")
+        second.symlink_to(link)
+        dangling.symlink_to("kept/new.safetensors")
+        for out in (real, link, second, dangling):
+            real.write_bytes(b"old")
+            result = ffpa("run", path, "-o", out)
+            self.assertEqual(result.returncode, DONE, result.stderr)
+            self.assertEqual(list(read_safetensors(out)), ["o"])
+            self.assertEqual(out.is_symlink(), out != real)
+        self.assertEqual(real.stat().st_mode & 0o777, 0o600)
+        self.assertEqual(sorted(os.listdir(self.folder / "kept")), ["new.safetensors", "real.safetensors"])
+        loop = self.folder / "loop.safetensors"
+        loop.symlink_to(loop)
+        self.assertEqual(ffpa("run", path, "-o", loop).returncode, BAD_FILE)
+        self.assertTrue(loop.is_symlink())
+
+    def test_signals_leave_nothing(self):
+        n = 2000000
+        q = ("F32", [n, 4], bytes(16 * n))
+        path = self.put("x.safetensors", safetensors({"q": q, "k": ("F32", [1, 4], bytes(16)),
+                                                      "v": ("F32", [1, 4], bytes(16))}))
+        for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGABRT, signal.SIGXCPU, signal.SIGALRM, signal.SIGUSR1,
+                       signal.SIGPIPE):
+            for _ in range(20):  # until one comes in the middle of writing
+                process = subprocess.Popen([PROGRAM, "run", path, "-o", self.folder / "o.npy"],
+                                           stdout=subprocess.DEVNULL, restore_signals=True,
+                                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)))
+                while process.poll() is None and not any(f.endswith(".tmp") for f in os.listdir(self.folder)):
+                    pass
+                process.send_signal(number)
+                if process.wait() == -number:
+                    break
+                (self.folder / "o.npy").unlink(missing_ok=True)
+            self.assertEqual(process.returncode, -number)
+            self.assertEqual(os.listdir(self.folder), ["x.safetensors"])
 
     def test_folder_of_npy(self):
         path = self.put("x.safetensors", safetensors(GOOD))
@@ -451,6 +541,35 @@ class Results(Folder):
             self.assertEqual(bnhd[1], shape)
             self.assertEqual(swapped(bnhd[2]), bhnd[2])
 
+    def test_layout_of_everything_that_backward_writes(self):
+        """The layout option is about data; biases and statistics have one form."""
+        b, h, n, d = 1, 2, 3, 2
+        data = {m: wave(n * h * d, step) for m, step in (("q", 0.7), ("k", 1.1), ("v", 0.4), ("dout", 0.9))}
+        extra = {"mask": ("F32", [b, h, n, n], wave(h * n * n, 0.3)), "sink": ("F32", [h], [0.1, -0.2]),
+                 "dlse": ("F32", [b, h, n], wave(h * n, 0.5))}
+        names = ["o", "lse", "dq", "dk", "dv", "dmask", "dsink"]
+
+        def swapped(x):
+            return [x[(i * h + g) * d + c] for g in range(h) for i in range(n) for c in range(d)]
+        straight = self.run_tensors(dict(extra, **{m: ("F32", [b, h, n, d], swapped(x)) for m, x in data.items()}),
+                                    "--grad", "--lse", names=names)
+        bnhd = dict(extra, **{m: ("F32", [b, n, h, d], x) for m, x in data.items()})
+        other = self.run_tensors(bnhd, "--grad", "--lse", "--layout", "bnhd", names=names)
+        for name, x, y in zip(names, straight, other):
+            with self.subTest(name):
+                is_data = name in ("o", "dq", "dk", "dv")
+                self.assertEqual(y[1], [b, n, h, d] if is_data else x[1])
+                self.assertEqual(swapped(y[2]) if is_data else y[2], x[2])
+        (self.folder / "out.safetensors").rename(self.folder / "answers.safetensors")
+        result = ffpa("run", self.put("in.safetensors", safetensors(bnhd)), "--layout", "bnhd", "--grad", "--expect",
+                      self.folder / "answers.safetensors", "--tolerance", "0")
+        self.assertEqual(result.returncode, DONE, result.stdout + result.stderr)
+        self.assertEqual(result.stdout.count("PASS"), len(names))
+
+    def test_unused_tensors_may_be_of_any_dtype(self):
+        tensors = dict(GOOD, scales=("F8_E8M0", [3], b"abc"), packed=("F4", [1, 7], b"wxyz"))
+        self.assertEqual(self.run_tensors(tensors)[0], self.run_tensors(GOOD)[0])
+
     def test_npy_orders_types_and_versions(self):
         x = {name: wave(6, step) for name, step in (("q", 0.7), ("k", 1.1), ("v", 0.4))}
         o, _ = attention(*(rows(x[n], 2) for n in "qkv"), 0.5**0.5)
@@ -473,6 +592,8 @@ class Results(Folder):
         result = ffpa("run", data, "--expect", expected, "--tolerance", "1e-9")
         self.assertEqual(result.returncode, CHECK_FAILED)
         self.assertIn("FAIL", result.stdout)
+        result = ffpa("run", data, "--expect", expected, "--tolerance", "0")
+        self.assertEqual(result.returncode, CHECK_FAILED)
         result = ffpa("run", data, "--expect", expected, "--expect-suffix", "_no")
         self.assertEqual(result.returncode, BAD_FILE)
 
@@ -485,6 +606,9 @@ class Results(Folder):
         result = ffpa("check", "-f", path)
         self.assertEqual(result.returncode, BAD_FILE)
         self.assertIn("problems.txt:2: ", result.stderr)
+        result = ffpa("explain", "-f", "/dev/stdin", input=f"{SMALL}\n# from a pipe\n{SMALL}\n")
+        self.assertEqual(result.returncode, DONE, result.stderr)
+        self.assertEqual(result.stdout.count("path "), 2)
 
 
 # ---- JSON ----
@@ -522,6 +646,19 @@ class Json(Folder):
         for name in ("driver", "compiler", "cache"):
             self.assertIsInstance(found[name]["good"], bool)
             self.assertTrue(found[name]["text"])
+
+    def test_every_failure_is_a_document(self):
+        for command in ("run", "check", "bench", "explain", "prebuild", "doctor", "info"):
+            self.document(BAD_USAGE, command, "--frobnicate")
+            self.document(BAD_USAGE, command, "--threads", "0")
+        for args in (["--isa", "nonsense"], ["--threads", "9999"], ["--backend", "abacus"]):
+            self.document(LIB_FAILED, "info", *args)
+
+    def test_names_that_are_no_utf8(self):
+        path = os.path.join(os.fsencode(self.folder), b"bad\xff\xc3.safetensors")
+        result = subprocess.run([PROGRAM, "run", path, "--json"], capture_output=True, timeout=60)
+        self.assertEqual(result.returncode, BAD_FILE)
+        self.assertIn("bad\ufffd\ufffd.safetensors", json.loads(result.stdout.decode("utf-8"))["error"])
 
     def test_failures(self):
         self.document(BAD_USAGE, "check", "nonsense")
