@@ -35,7 +35,7 @@ check-gpu:
 	@tests/gpu/check_gpu.sh $(GPU_ARGS)
 
 fmt:
-	@tools/deps.sh check
+	@tools/deps.sh fmt
 	@tools/format.sh --write
 
 golden:

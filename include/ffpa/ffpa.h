@@ -98,7 +98,7 @@ typedef enum ffpa_dtype {
 /* A borrowed strided view; the library never owns, frees or touches anything outside it.
  * Logical order is always [batch, head, row, column]; physical order is free, because stride[]
  * says where things are. Any stride is legal, 0 and negative included, where the tensor is only
- * read; element alignment suffices. The layout is frozen: this struct will not grow. */
+ * read; element alignment suffices. What is written may not meet itself or anything else of the call. The layout is frozen: this struct will not grow. */
 typedef struct ffpa_tensor {
     void *data;        /* element [0,0,0,0]; NULL = absent where the field is optional */
     int64_t shape[4];  /* elements */
@@ -140,7 +140,7 @@ typedef struct ffpa_context_options {
                             FFPA_BACKEND */
     const char *cpu_isa; /* "auto" (default), "avx512", "avx2", "portable"; FFPA_CPU_ISA */
     int32_t policy;      /* ffpa_policy */
-    int32_t threads;     /* CPU threads; 0 = one per processor this process may use; FFPA_THREADS */
+    int32_t threads;     /* CPU threads, at most 1024; 0 = one per processor this process may use; FFPA_THREADS */
     ffpa_alloc_fn alloc; /* host memory; both or neither */
     ffpa_free_fn free;
     void *alloc_user;
@@ -376,7 +376,8 @@ static inline ffpa_merge_params ffpa_merge_params_init(void)
 /* Attention over two disjoint key sets from the results over each: weights e^lse, normalised.
  * A part with lse = -inf has no keys and no influence; two of them give o = 0, lse = -inf.
  *
- * reads o_a lse_a o_b lse_b    writes o lse    errors E_INVALID, E_UNSUPPORTED, E_NEWER
+ * reads o_a lse_a o_b lse_b    writes o lse    errors E_INVALID, E_UNSUPPORTED, E_NEWER; on a device also
+ * E_NO_DEVICE, E_COMPILE, E_DRIVER
  * cost one pass over the outputs    threads any    source docs/numerics.md */
 FFPA_API ffpa_status ffpa_merge(ffpa_context *context, const ffpa_merge_params *params);
 
