@@ -310,8 +310,11 @@ class BadFiles(Folder):
 
     def test_only_what_is_needed_is_read(self):
         """Files far larger than memory, most of them holes."""
+        sanitized = b"__asan_init" in pathlib.Path(PROGRAM).read_bytes()  # it wants terabytes of addresses
+
         def little_memory():
-            resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+            if not sanitized:
+                resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
         large = 20 << 30
         path = self.put("large.npy", npy([3, 2], wave(6)))
         os.truncate(path, large)
