@@ -70,10 +70,10 @@ def dense_layout(like, dtype=None):
     return Layout(like.dtype if dtype is None else dtype, like.device, tuple(like.shape), tuple(stride))
 
 
-def _set(tensor, layout, data=1):
+def _set(tensor, layout):
+    """All but the address, which a tensor need not have to be planned for."""
     tensor.shape[:], tensor.stride[:] = layout.shape, layout.stride
     tensor.dtype, tensor.device = layout.dtype, layout.device
-    tensor.data = data  # any address: says that the tensor is there
 
 
 def _index_dtype(*layouts):
