@@ -230,6 +230,40 @@ typedef struct dsink_args {
     int hq, reserved;
 } dsink_args;
 
+/* sm90/bwd_pds_sm90.cuh */
+typedef struct pds90_args {
+    k_map q, dout;     /* boxes of 128 rows */
+    k_map k, v;        /* boxes of 192 rows */
+    k_tensor lse;
+    const float *delta;
+    void *p, *ds;      /* as in pds_args, but in blocks (README: workspaces) */
+    unsigned *tickets; /* [2], set to 0 for the products that follow */
+    k_sequences seq;
+    k_scores scores;
+    k_dropout dropout;
+    k_chunk chunk;
+    int hq, hk, group, reserved;
+} pds90_args;
+
+/* sm90/bwd_gemm_sm90.cuh: products dV (0), dK (1), dQ (2) with as many columns, in one launch */
+typedef struct products_args {
+    k_map b[3];        /* dO, Q, K: boxes of 64 rows */
+    k_map out[3];      /* the same of dV, dK, dQ */
+    k_tensor b_rows[3], out_rows[3]; /* the tensors themselves */
+    const void *p, *ds;
+    float *partial[2]; /* sums of dV, dK where a kv head takes several chunks (README: workspaces); else NULL */
+    unsigned *ticket;  /* next tile */
+    k_sequences seq;
+    k_chunk chunk;
+    float scale;       /* of dK and dQ */
+    int hq, hk, group;
+    int columns;       /* D or Dv */
+    int order[3];      /* products to make, the longest sums first; -1 behind the last */
+    int key_units, query_units; /* lines of units (shapes.h) of keys and of query rows over all sequences */
+    int left, right, top_left;  /* as in k_scores */
+    int first, last;   /* does this chunk begin, finish its kv heads? */
+} products_args;
+
 #ifdef __cplusplus
 #    define FFPA_ARGS_SIZE(type, bytes) static_assert(sizeof(type) == (bytes), "args.h: " #type)
 #else
@@ -252,6 +286,8 @@ FFPA_ARGS_SIZE(delta_args, 240);
 FFPA_ARGS_SIZE(pds_args, 528);
 FFPA_ARGS_SIZE(renorm_args, 208);
 FFPA_ARGS_SIZE(gemm_args, 272);
+FFPA_ARGS_SIZE(pds90_args, 896);
+FFPA_ARGS_SIZE(products_args, 1280);
 FFPA_ARGS_SIZE(dmask_args, 224);
 FFPA_ARGS_SIZE(dsink_args, 192);
 #undef FFPA_ARGS_SIZE

@@ -55,4 +55,46 @@ FFPA_SHAPE int pair_shared_bytes(int d, int dv, int vrows, int stages)
 #define SPILL_SHARED_BYTES (4 * 5 * 8192 + 6 * 8192 + 1024)
 #define SPILL_PV_SHARED_BYTES (3 * 7 * 8192 + 6 * 8192 + 1024)
 
+/* ---- backward on sm_90. Workspace blocks are 64 x 64 elements of 2 bytes. ---- */
+
+/* P and dS: a ring of 128 + 192 rows of 128 bytes, a staging tile of 64 x 192 for each of two warpgroups, work items
+ * and barriers. `weights`: a second staging tile. */
+FFPA_SHAPE int pds90_stages(int weights) { return weights ? 3 : 4; }
+FFPA_SHAPE int pds90_shared_bytes(int weights)
+{
+    return pds90_stages(weights) * (128 + 192) * 128 + (weights ? 4 : 2) * 3 * 8192 + 1024;
+}
+
+/* Products: their columns (a multiple of 64) are cut into wide tiles, 256 columns x 192 rows, and slim ones, 192 (64,
+ * 128, 160) columns x 256 rows. Both take equal time a step and no column is computed twice. */
+FFPA_SHAPE int slim_columns(int columns)
+{
+    return columns == 64 ? 64 : columns == 128 ? 128 : columns == 320 ? 160 : 192;
+}
+FFPA_SHAPE int slim_tiles(int columns)
+{
+    return columns <= 128 ? 1 : columns == 320 ? 2 : (4 - columns / 64 % 4) % 4;
+}
+FFPA_SHAPE int wide_tiles(int columns) { return (columns - slim_tiles(columns) * slim_columns(columns)) / 256; }
+
+/* A unit of rows holds whole tiles of each kind that there is. */
+FFPA_SHAPE int unit_rows(int columns) { return slim_tiles(columns) == 0 ? 192 : wide_tiles(columns) == 0 ? 256 : 768; }
+FFPA_SHAPE int unit_tiles(int columns)
+{
+    const int mixed = slim_tiles(columns) > 0 && wide_tiles(columns) > 0;
+    return mixed ? 4 * wide_tiles(columns) + 3 * slim_tiles(columns) : wide_tiles(columns) + slim_tiles(columns);
+}
+
+/* Elements of a tile. */
+FFPA_SHAPE int part_elements(int columns) { return 256 * slim_columns(columns); }
+
+/* Blocks of a ring slot: of the operand and of P or dS. */
+FFPA_SHAPE int products_slot_blocks(int columns) { return columns == 64 ? 5 : columns == 128 ? 6 : 7; }
+FFPA_SHAPE int products_stages(int columns) { return columns <= 128 ? 4 : 3; }
+FFPA_SHAPE int products_staging_blocks(int columns) { return columns == 64 ? 1 : columns == 128 ? 2 : 3; }
+FFPA_SHAPE int products_shared_bytes(int columns)
+{
+    return (products_stages(columns) * products_slot_blocks(columns) + 2 * products_staging_blocks(columns)) * 8192 + 1024;
+}
+
 #endif

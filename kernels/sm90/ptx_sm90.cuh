@@ -201,6 +201,9 @@ FFPA_DEVICE void st_async(u32 dst, u32 x, u32 bar)
 // Order ordinary shared accesses before those of wgmma and the copy engine.   [fence.proxy.async]
 FFPA_DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// The same for global memory, between the copy engine's stores and ordinary loads.   [fence.proxy.async]
+FFPA_DEVICE void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 // ---- warpgroups
 
 // Registers written before are visible to the wgmma that follow.            [wgmma.fence]

@@ -27,18 +27,12 @@ bool backward_supports(const problem *p, const cuda_device *device, char *why, s
 
 /* ---- chunks ---------------------------------------------------------------------------------------- */
 
-static size_t padded(uint64_t bytes) { return (size_t)((bytes + 255) / 256 * 256); }
+size_t backward_padded(uint64_t bytes) { return (size_t)((bytes + 255) / 256 * 256); }
 
-/* Bytes of P, dS and the mask's gradient for one head and one line. */
-static uint64_t line_bytes(const problem *p, const backward_choice *x)
+uint64_t backward_line_bytes(const problem *p, const backward_choice *x)
 {
     const uint64_t element = 2 * dtype_bytes(p->ask.dtype) + (p->outputs & OUT_DMASK ? 4 : 0);
     return (uint64_t)ROWS * (uint64_t)x->ld * element;
-}
-
-static uint64_t partial_bytes(const problem *p, int64_t columns, uint32_t output)
-{
-    return p->outputs & output ? padded((uint64_t)p->total_k * (uint64_t)columns * 4) : 0;
 }
 
 static uint64_t mask_elements(const ffpa_problem *a)
@@ -56,26 +50,33 @@ static int divisor_within(int64_t group, uint64_t limit)
     return (int)best;
 }
 
+uint64_t backward_budget(const problem *p)
+{
+    const ffpa_problem *a = &p->ask;
+    const uint64_t limit = p->workspace_limit_bytes > FLOOR ? p->workspace_limit_bytes : FLOOR;
+    uint64_t fixed = backward_padded((uint64_t)a->hq * (uint64_t)p->total_q * 4) +
+                     1024; /* delta, padding of the parts */
+    if (p->outputs & OUT_DMASK) fixed += backward_padded(mask_elements(a) * 4);
+    return limit > fixed ? limit - fixed : 0;
+}
+
 /* Whole kv groups if one fits the budget, else heads that divide a group, else lines of one head. */
-static void choose_chunk(const problem *p, backward_choice *x)
+void backward_choose_chunk(const problem *p, backward_choice *x)
 {
     const ffpa_problem *a = &p->ask;
     const int64_t group = a->hk > 0 ? a->hq / a->hk : 1;
-    const uint64_t line = line_bytes(p, x) ? line_bytes(p, x) : 1,
+    const uint64_t bytes = backward_line_bytes(p, x), line = bytes ? bytes : 1,
                    head = line * (uint64_t)(x->lines ? x->lines : 1);
-    uint64_t limit = p->workspace_limit_bytes > FLOOR ? p->workspace_limit_bytes : FLOOR;
-    uint64_t fixed = padded((uint64_t)a->hq * (uint64_t)p->total_q * 4) +
-                     1024; /* delta, padding of the parts */
-    if (p->outputs & OUT_DMASK) fixed += padded(mask_elements(a) * 4);
-    uint64_t budget = limit > fixed ? limit - fixed : 0;
+    uint64_t budget = backward_budget(p);
     const uint64_t groups = budget / (head * (uint64_t)group);
     x->rows = x->lines;
+    x->partial = false;
     if (groups >= 1) {
         x->heads = (int)((int64_t)groups < a->hk ? (int64_t)groups * group : a->hq);
         return;
     }
     x->partial = true;
-    const uint64_t sums = partial_bytes(p, a->d, OUT_DK) + partial_bytes(p, a->dv, OUT_DV);
+    const uint64_t sums = x->dk_sums + x->dv_sums;
     budget = budget > sums ? budget - sums : 0;
     x->heads = divisor_within(group, budget / head);
     if (x->heads > 0) return;
@@ -86,24 +87,46 @@ static void choose_chunk(const problem *p, backward_choice *x)
 static size_t place(size_t *end, uint64_t bytes)
 {
     const size_t at = *end;
-    *end += padded(bytes);
+    *end += backward_padded(bytes);
     return at;
 }
 
-static void choose_layout(const problem *p, backward_choice *x)
+void backward_choose_layout(const problem *p, backward_choice *x)
 {
     const ffpa_problem *a = &p->ask;
     const uint64_t elements = (uint64_t)x->heads * (uint64_t)x->rows * ROWS * (uint64_t)x->ld;
     const uint64_t size = dtype_bytes(a->dtype);
+    const int64_t group = a->hk > 0 ? a->hq / a->hk : 1;
+    const uint64_t kv_heads = (uint64_t)((x->heads + group - 1) / group);
     size_t end = 0;
+    const bool several = x->heads < a->hq || x->rows < x->lines;
+    x->dmask_partial = (p->outputs & OUT_DMASK) && several && (a->mask_axes & 7u) != 7u;
     x->at.delta = place(&end, (uint64_t)a->hq * (uint64_t)p->total_q * 4);
     x->at.p = place(&end, elements * size);
     x->at.ds = place(&end, elements * size);
     x->at.dbias = place(&end, p->outputs & OUT_DMASK ? elements * 4 : 0);
-    x->at.dk_partial = place(&end, x->partial ? partial_bytes(p, a->d, OUT_DK) : 0);
-    x->at.dv_partial = place(&end, x->partial ? partial_bytes(p, a->dv, OUT_DV) : 0);
+    x->at.dk_partial = place(&end, x->partial ? x->dk_sums * kv_heads : 0);
+    x->at.dv_partial = place(&end, x->partial ? x->dv_sums * kv_heads : 0);
     x->at.dmask_partial = place(&end, x->dmask_partial ? mask_elements(a) * 4 : 0);
+    x->at.tickets = place(&end, 8);
     x->at.bytes = end;
+}
+
+void backward_start(const problem *p, backward_choice *x)
+{
+    const ffpa_problem *a = &p->ask;
+    const int64_t keys = p->sources & VARLEN_K ? p->total_k : a->nk;
+    *x = (backward_choice){.delta = -1,
+                           .pds = -1,
+                           .renorm = -1,
+                           .dv = -1,
+                           .dk = -1,
+                           .dq = -1,
+                           .dmask = -1,
+                           .dsink = -1};
+    x->ld = (keys + ROWS - 1) / ROWS * ROWS;
+    x->lines = (int)tile_lines(a->b, a->nq, p->total_q, p->sources & VARLEN_Q, ROWS);
+    x->key_lines = (int)tile_lines(a->b, a->nk, p->total_k, p->sources & VARLEN_K, ROWS);
 }
 
 /* ---- kernels --------------------------------------------------------------------------------------- */
@@ -119,11 +142,19 @@ static int add_small(variant_list *list, const problem *p, const cuda_device *de
     return list->count - 1;
 }
 
+bool backward_delta_aligned(const problem *p)
+{
+    const uint32_t both = BOXED_O | ALIGNED_DOUT;
+    return (p->aligned & both) == both && dtype_bytes(p->ask.dtype) == 2 &&
+           p->o_dtype == p->ask.dtype && p->dout_dtype == p->ask.dtype;
+}
+
 static int add_delta(variant_list *list, const problem *p, const cuda_device *device)
 {
     const int at = add_small(list, p, device, "any/bwd_delta.cuh", "delta");
     config_set(&list->v[at], "O_DTYPE", p->o_dtype);
     config_set(&list->v[at], "DO_DTYPE", p->dout_dtype);
+    config_set(&list->v[at], "ALIGNED", backward_delta_aligned(p));
     return at;
 }
 
@@ -133,6 +164,15 @@ static int add_dmask(variant_list *list, const problem *p, const cuda_device *de
     config_set(&list->v[at], "O_DTYPE", p->dmask_dtype);
     config_set(&list->v[at], "RANGE", macro_range(p));
     return at;
+}
+
+void backward_add_shared(variant_list *list, const problem *p, const cuda_device *device,
+                         backward_choice *x)
+{
+    x->delta = add_delta(list, p, device);
+    if (p->outputs & OUT_DMASK) x->dmask = add_dmask(list, p, device);
+    if (p->outputs & OUT_DSINK)
+        x->dsink = add_small(list, p, device, "any/bwd_sink.cuh", "dsink");
 }
 
 /* An added mask may leave LSE without room for the logarithm of the sum. Dropped weights leave no sum to see. */
@@ -267,30 +307,29 @@ static void add_products(variant_list *list, const problem *p, const cuda_device
     x->dq = add_product(list, p, device, &dq, &x->dq_columns);
 }
 
+/* Partial sums of a kv head: [total_k][columns]. */
+static uint64_t sums_bytes(const problem *p, int64_t columns, uint32_t output)
+{
+    return p->outputs & output ? backward_padded((uint64_t)p->total_k * (uint64_t)columns * 4)
+                               : 0;
+}
+
 ffpa_status backward_choose(const problem *p, const cuda_device *device, void *choice,
                             variant_list *kernels, ffpa_report *report)
 {
     backward_choice *x = choice;
-    const ffpa_problem *a = &p->ask;
-    const int64_t keys = p->sources & VARLEN_K ? p->total_k : a->nk;
-    *x = (backward_choice){.dmask = -1, .dsink = -1};
-    x->ld = (keys + ROWS - 1) / ROWS * ROWS;
-    x->lines = (int)tile_lines(a->b, a->nq, p->total_q, p->sources & VARLEN_Q, ROWS);
-    x->key_lines = (int)tile_lines(a->b, a->nk, p->total_k, p->sources & VARLEN_K, ROWS);
-    choose_chunk(p, x);
-    const bool several = x->heads < a->hq || x->rows < x->lines;
-    x->dmask_partial = (p->outputs & OUT_DMASK) && several && (a->mask_axes & 7u) != 7u;
-    choose_layout(p, x);
-    x->delta = add_delta(kernels, p, device);
+    backward_start(p, x);
+    x->dk_sums = sums_bytes(p, p->ask.d, OUT_DK);
+    x->dv_sums = sums_bytes(p, p->ask.dv, OUT_DV);
+    backward_choose_chunk(p, x);
+    backward_choose_layout(p, x);
+    backward_add_shared(kernels, p, device, x);
     x->pds_rows = pds_rows(p);
     x->pds = add_pds(kernels, p, device, x->pds_rows);
     x->renorm = needs_renorm(p) ? add_renorm(kernels, p, device) : -1;
     add_products(kernels, p, device, x);
-    if (p->outputs & OUT_DMASK) x->dmask = add_dmask(kernels, p, device);
-    if (p->outputs & OUT_DSINK)
-        x->dsink = add_small(kernels, p, device, "any/bwd_sink.cuh", "dsink");
     report->workspace_bytes = x->at.bytes;
     report->tile_q = report->tile_k = ROWS;
-    report->tile_d = 128 / (int32_t)dtype_bytes(a->dtype);
+    report->tile_d = 128 / (int32_t)dtype_bytes(p->ask.dtype);
     return FFPA_OK;
 }

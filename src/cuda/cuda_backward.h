@@ -8,12 +8,13 @@
 #ifndef FFPA_CUDA_BACKWARD_H
 #define FFPA_CUDA_BACKWARD_H
 
+#include "common/args.h"
 #include "cuda/config.h"
 #include "cuda/families.h"
 
 /* Places in the workspace, in bytes; a part that is not needed has no size. */
 typedef struct backward_layout {
-    size_t delta, p, ds, dbias, dk_partial, dv_partial, dmask_partial, bytes;
+    size_t delta, p, ds, dbias, dk_partial, dv_partial, dmask_partial, tickets, bytes;
 } backward_layout;
 
 typedef struct backward_choice {
@@ -24,11 +25,60 @@ typedef struct backward_choice {
     int pds_rows;    /* of a block of the pds kernel */
     bool partial;    /* a kv head takes several chunks */
     bool dmask_partial;
+    uint64_t dk_sums, dv_sums; /* bytes of a kv head's partial sums, were they needed */
     int delta, pds, renorm, dv, dk, dq, dmask,
         dsink;                              /* index of each kernel, -1 = not needed */
     int dv_columns, dk_columns, dq_columns; /* of a tile of each product */
     backward_layout at;
 } backward_choice;
+
+/* What every stage of one run needs. */
+typedef struct backward_pass {
+    const problem *prob;
+    const cuda_plan *own;
+    const backward_choice *x;
+    const call *c;
+    char *workspace;
+    const k_map *maps; /* of a family that takes tensor maps */
+    k_sequences seq;
+    k_scores scores;
+    k_dropout dropout;
+    int hq, hk, group;
+    k_chunk chunk;
+    bool opens, closes; /* does this chunk begin, finish its kv heads? */
+    bool first, last;   /* of the call */
+} backward_pass;
+
+/* The stages that differ between families. */
+typedef struct backward_stages {
+    ffpa_status (*pds)(const backward_pass *r);
+    ffpa_status (*products)(const backward_pass *r);
+} backward_stages;
+
+/* Lines and ld; no kernels yet. */
+void backward_start(const problem *p, backward_choice *x);
+
+/* Bytes of P, dS and the mask's gradient for one head and one line; bytes for them and for partial sums. */
+uint64_t backward_line_bytes(const problem *p, const backward_choice *x);
+uint64_t backward_budget(const problem *p);
+
+/* The largest chunk that fits. Then the layout, and the kernels that all families share. */
+void backward_choose_chunk(const problem *p, backward_choice *x);
+void backward_choose_layout(const problem *p, backward_choice *x);
+void backward_add_shared(variant_list *list, const problem *p, const cuda_device *device,
+                         backward_choice *x);
+
+/* May delta read o and dout 16 bytes at a time? */
+bool backward_delta_aligned(const problem *p);
+
+/* Bytes of a part with the gap behind it. */
+size_t backward_padded(uint64_t bytes);
+
+/* Enqueue everything, chunk by chunk. */
+ffpa_status backward_enqueue(const ffpa_plan *plan, const cuda_plan *own, const call *c,
+                             char *workspace, const backward_stages *stages, const k_map *maps);
+
+/* ---- family sm80 ---- */
 
 bool backward_supports(const problem *p, const cuda_device *device, char *why,
                        size_t why_bytes);

@@ -5,32 +5,20 @@
 
 enum { ROWS_PER_BLOCK = 8, THREADS = 256 };
 
-/* What every stage of one run needs. */
-typedef struct pass {
-    const cuda_plan *own;
-    const backward_choice *x;
-    const call *c;
-    char *workspace;
-    k_sequences seq;
-    k_scores scores;
-    k_dropout dropout;
-    int hq, hk, group;
-    k_chunk chunk;
-    bool opens, closes; /* does this chunk begin, finish its kv heads? */
-    bool first, last;   /* of the call */
-} pass;
-
-static float *floats(const pass *r, size_t at) { return (float *)(void *)(r->workspace + at); }
+static float *floats(const backward_pass *r, size_t at)
+{
+    return (float *)(void *)(r->workspace + at);
+}
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-static ffpa_status launch(const pass *r, int kernel, int64_t blocks, void *args)
+static ffpa_status launch(const backward_pass *r, int kernel, int64_t blocks, void *args)
 {
     return cuda_launch(r->own->device, r->own->kernels[kernel], r->c->g.stream,
                        (cuda_grid){blocks, THREADS}, args);
 }
 
-static ffpa_status run_delta(const pass *r)
+static ffpa_status run_delta(const backward_pass *r)
 {
     delta_args args = {.o = args_tensor(&r->c->f.o),
                        .dout = args_tensor(&r->c->g.dout),
@@ -39,10 +27,12 @@ static ffpa_status run_delta(const pass *r)
                        .seq = r->seq,
                        .hq = r->hq,
                        .dv = (int)r->c->f.v.shape[3]};
-    return launch(r, r->x->delta, ceil_div(r->hq * r->seq.total_q, ROWS_PER_BLOCK), &args);
+    const int rows =
+        backward_delta_aligned(r->prob) ? 32 : 8; /* of a CTA: eight lanes a row, or a warp */
+    return launch(r, r->x->delta, r->hq * ceil_div(r->seq.total_q, rows), &args);
 }
 
-static ffpa_status run_pds(const pass *r)
+static ffpa_status run_pds(const backward_pass *r)
 {
     pds_args args = {.q = args_tensor(&r->c->f.q),
                      .k = args_tensor(&r->c->f.k),
@@ -66,7 +56,7 @@ static ffpa_status run_pds(const pass *r)
                   &args);
 }
 
-static ffpa_status run_renorm(const pass *r)
+static ffpa_status run_renorm(const backward_pass *r)
 {
     renorm_args args = {.p = r->workspace + r->x->at.p,
                         .ds = r->workspace + r->x->at.ds,
@@ -81,7 +71,7 @@ static ffpa_status run_renorm(const pass *r)
                   &args);
 }
 
-static gemm_args product_args(const pass *r, size_t a, const ffpa_tensor *b,
+static gemm_args product_args(const backward_pass *r, size_t a, const ffpa_tensor *b,
                               const ffpa_tensor *out)
 {
     return (gemm_args){.a = r->workspace + a,
@@ -102,13 +92,14 @@ static gemm_args product_args(const pass *r, size_t a, const ffpa_tensor *b,
                        .key_tiles = r->x->key_lines};
 }
 
-static ffpa_status run_keys_product(const pass *r, int kernel, int columns, gemm_args *args)
+static ffpa_status run_keys_product(const backward_pass *r, int kernel, int columns,
+                                    gemm_args *args)
 {
     const int64_t kv_heads = ceil_div(r->chunk.nh, r->group);
     return launch(r, kernel, kv_heads * r->x->key_lines * ceil_div(args->cols, columns), args);
 }
 
-static ffpa_status run_products(const pass *r)
+static ffpa_status run_products(const backward_pass *r)
 {
     const backward_choice *x = r->x;
     if (x->dv >= 0) {
@@ -129,7 +120,7 @@ static ffpa_status run_products(const pass *r)
                   &args);
 }
 
-static ffpa_status run_dmask(const pass *r)
+static ffpa_status run_dmask(const backward_pass *r)
 {
     const ffpa_tensor *t = &r->c->g.dmask;
     dmask_args args = {.dbias = floats(r, r->x->at.dbias),
@@ -152,7 +143,7 @@ static ffpa_status run_dmask(const pass *r)
     return launch(r, r->x->dmask, rows * ceil_div(t->shape[3], 32), &args);
 }
 
-static ffpa_status run_dsink(const pass *r)
+static ffpa_status run_dsink(const backward_pass *r)
 {
     dsink_args args = {.lse = args_tensor(&r->c->f.lse),
                        .delta = floats(r, r->x->at.delta),
@@ -166,7 +157,7 @@ static ffpa_status run_dsink(const pass *r)
 }
 
 /* Heads h0.., lines t0..: the chunks of one kv head come one after the other. */
-static ffpa_status run_chunk(pass *r, int h0, int t0)
+static ffpa_status run_chunk(backward_pass *r, const backward_stages *stages, int h0, int t0)
 {
     const backward_choice *x = r->x;
     const int heads = h0 + x->heads < r->hq ? x->heads : r->hq - h0;
@@ -177,24 +168,26 @@ static ffpa_status run_chunk(pass *r, int h0, int t0)
     r->closes = to_end && (h0 + heads) % r->group == 0;
     r->first = from_start && h0 == 0;
     r->last = to_end && h0 + heads == r->hq;
-    TRY(run_pds(r));
+    TRY(stages->pds(r));
     if (r->x->renorm >= 0) TRY(run_renorm(r));
-    TRY(run_products(r));
+    TRY(stages->products(r));
     return x->dmask >= 0 ? run_dmask(r) : FFPA_OK;
 }
 
-ffpa_status backward_run(const ffpa_plan *plan, const cuda_plan *own, const call *c,
-                         char *workspace)
+ffpa_status backward_enqueue(const ffpa_plan *plan, const cuda_plan *own, const call *c,
+                             char *workspace, const backward_stages *stages, const k_map *maps)
 {
-    pass r = {.own = own,
-              .x = own->choice,
-              .c = c,
-              .workspace = workspace,
-              .seq = args_sequences(&plan->prob, c),
-              .scores = args_scores(c),
-              .dropout = args_dropout(c),
-              .hq = (int)c->f.q.shape[1],
-              .hk = (int)c->f.k.shape[1]};
+    backward_pass r = {.prob = &plan->prob,
+                       .own = own,
+                       .x = own->choice,
+                       .c = c,
+                       .workspace = workspace,
+                       .maps = maps,
+                       .seq = args_sequences(&plan->prob, c),
+                       .scores = args_scores(c),
+                       .dropout = args_dropout(c),
+                       .hq = (int)c->f.q.shape[1],
+                       .hk = (int)c->f.k.shape[1]};
     if (r.hq == 0) return FFPA_OK;
     r.group = r.hq / r.hk;
     TRY(run_delta(&r));
@@ -202,9 +195,16 @@ ffpa_status backward_run(const ffpa_plan *plan, const cuda_plan *own, const call
     for (int h0 = 0; h0 < r.hq; h0 += r.x->heads) {
         int t0 = 0;
         do { /* at least once: without any query the keys' gradients are zeros, which must be written */
-            TRY(run_chunk(&r, h0, t0));
+            TRY(run_chunk(&r, stages, h0, t0));
             t0 += r.x->rows;
         } while (t0 < r.x->lines);
     }
     return FFPA_OK;
+}
+
+ffpa_status backward_run(const ffpa_plan *plan, const cuda_plan *own, const call *c,
+                         char *workspace)
+{
+    static const backward_stages sm80 = {run_pds, run_products};
+    return backward_enqueue(plan, own, c, workspace, &sm80, NULL);
 }

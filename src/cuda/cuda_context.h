@@ -100,4 +100,14 @@ ffpa_status cuda_leave(const cuda_device *device, ffpa_status status);
 ffpa_status cuda_launch(const cuda_device *device, const cuda_kernel *kernel, void *stream,
                         cuda_grid grid, void *args);
 
+/* The same of a kernel that may be set up before the launch before it is complete, because it waits itself
+ * for what it reads. */
+ffpa_status cuda_launch_early(const cuda_device *device, const cuda_kernel *kernel,
+                              void *stream, cuda_grid grid, void *args);
+
+/* The same of a kernel that may be set up before the launch before it is complete, because it waits itself
+ * for what it reads. */
+ffpa_status cuda_launch_early(const cuda_device *device, const cuda_kernel *kernel,
+                              void *stream, cuda_grid grid, void *args);
+
 #endif

@@ -25,12 +25,22 @@ enum {
     CU_FUNC_DYNAMIC_SHARED = 8
 };
 
+/* CUlaunchAttribute, of CUlaunchAttributeID */
+enum { CU_LAUNCH_OVERLAPS = 6 }; /* "programmatic stream serialization" */
+typedef struct cu_launch_attribute {
+    int id, reserved;
+    union {
+        int flag;
+        char bytes[64];
+    } value;
+} cu_launch_attribute;
+
 /* CUlaunchConfig */
 typedef struct cu_launch_config {
     unsigned grid[3], block[3];
     unsigned shared_bytes;
     cu_stream stream;
-    void *attributes;
+    cu_launch_attribute *attributes;
     unsigned attribute_count;
 } cu_launch_config;
 

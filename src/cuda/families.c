@@ -1,6 +1,7 @@
 /* families.c - the table, and asking it. */
 #include "cuda/families.h"
 
+#include "cuda/bwd_sm90.h"
 #include "cuda/cuda_backend.h"
 #include "cuda/cuda_backward.h"
 #include "cuda/cuda_forward.h"
@@ -17,6 +18,8 @@ const family FAMILIES[] = {
      pair_choose, pair_run, true},
     {"sm80", FFPA_FORWARD, 80, 999, forward_supports, NULL, sizeof(forward_choice),
      forward_choose, forward_run, false},
+    {"sm90", FFPA_BACKWARD, 90, 90, backward_sm90_supports, NULL, sizeof(backward_choice),
+     backward_sm90_choose, backward_sm90_run, true},
     {"sm80", FFPA_BACKWARD, 80, 999, backward_supports, NULL, sizeof(backward_choice),
      backward_choose, backward_run, false},
     {NULL, FFPA_FORWARD, 0, 0, NULL, NULL, 0, NULL, NULL, false},

@@ -209,6 +209,8 @@ static size_t args_bytes(const char *kernel)
                    {"append", sizeof(append_args)},
                    {"merge", sizeof(merge_args)},
                    {"delta", sizeof(delta_args)},
+                   {"pds_sm90", sizeof(pds90_args)},
+                   {"products", sizeof(products_args)},
                    {"pds", sizeof(pds_args)},
                    {"gemm", sizeof(gemm_args)},
                    {"dmask", sizeof(dmask_args)},
@@ -233,6 +235,7 @@ static cu_result fake_cuLaunchKernelEx(const cu_launch_config *config, cu_functi
         l->block = config->block[0];
         l->shared = config->shared_bytes;
         l->stream = config->stream;
+        l->overlaps = config->attribute_count == 1 && config->attributes->id == 6;
         l->context = depth ? (void *)stack[depth - 1] : NULL;
         memcpy(l->args, args[0], args_bytes(l->kernel));
     }

@@ -14,6 +14,7 @@ typedef struct fake_launch {
     unsigned grid, block, shared;
     void *stream;
     void *context; /* current at the launch */
+    bool overlaps; /* may start before the launch before it is complete */
     unsigned char args[FAKE_ARGS];
 } fake_launch;
 

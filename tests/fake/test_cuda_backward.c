@@ -1,4 +1,4 @@
-/* test_cuda_backward.c - the backward pass as the driver sees it: its stages, its chunks under every limit
+/* test_cuda_backward.c - the backward pass of sm_80 as the driver sees it: its stages, its chunks under every limit
  * (each line of each head once, keys' sums opened and closed once), and every failure in turn. */
 #include "fake/device_call.h"
 #include "fake/fake_cuda.h"
@@ -13,6 +13,7 @@
 static int set_up(void **state)
 {
     fake_reset();
+    FAKE.cc = 80;
     fake_allocations_fail_at(0);
     *state = fake_context(NULL, JIT_ON);
     return *state ? 0 : 1;

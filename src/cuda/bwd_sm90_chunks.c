@@ -1,0 +1,258 @@
+/* bwd_sm90_chunks.c - chunks of the Hopper backward, by running each candidate in a small model of the device:
+ * P and dS in rounds of equal tiles, then the products' tiles in their order, each to the multiprocessor
+ * that is free first. What a chunk loses is its last round; large tiles and few heads make that dear. */
+#include "cuda/bwd_sm90_chunks.h"
+
+#include "common/shapes.h"
+#include "cuda/cuda_args.h"
+
+enum { LINE = 128, MAX_SMS = 256, MOST_TILES = 400000 };
+
+/* Microseconds, fitted to an H200 (docs/design/0012-backward-on-hopper.md). */
+static const double LAUNCH = 4, TILE_FIXED = 3.0, TILE_COLUMN = 4.1 / 512, STEP = 1.17,
+                    TILE_STEPS = 3, CARRY_STEPS = 10;
+
+typedef struct model {
+    const problem *p;
+    key_window w;
+    int64_t group;
+    int sms, order[3];
+    double load[MAX_SMS]; /* a heap: the least is first */
+    int64_t tiles;        /* looked at so far */
+} model;
+
+typedef struct chunk {
+    int64_t heads, from, to; /* lines from .. to-1 */
+    bool partial;
+} chunk;
+
+/* ---- the device --------------------------------------------------------------------------------------- */
+
+static void give(model *m, double cost)
+{
+    const double load = m->load[0] + cost;
+    int i = 0;
+    for (;;) { /* down to its place */
+        int child = 2 * i + 1;
+        if (child >= m->sms) break;
+        if (child + 1 < m->sms && m->load[child + 1] < m->load[child]) child++;
+        if (m->load[child] >= load) break;
+        m->load[i] = m->load[child];
+        i = child;
+    }
+    m->load[i] = load;
+    m->tiles++;
+}
+
+static double last_of(const model *m)
+{
+    double most = 0;
+    for (int i = 0; i < m->sms; i++)
+        if (m->load[i] > most) most = m->load[i];
+    return most;
+}
+
+/* ---- sums ----------------------------------------------------------------------------------------------- */
+
+static int64_t within(int64_t x, int64_t low, int64_t high)
+{
+    return x < low ? low : x > high ? high : x;
+}
+
+static int64_t shift_of(const model *m)
+{
+    return m->w.top_left ? 0 : m->p->ask.nk - m->p->ask.nq;
+}
+
+/* Keys that rows [row, end) see. */
+static int64_t keys_seen(const model *m, int64_t row, int64_t end)
+{
+    const int64_t nk = m->p->ask.nk, shift = shift_of(m);
+    const int64_t hi = m->w.right < 0 ? nk : within(end + shift + m->w.right, 0, nk);
+    return hi - (m->w.left < 0 ? 0 : within(row + shift - m->w.left, 0, hi));
+}
+
+/* Rows of [from, to) that see a key of [key, end). */
+static int64_t rows_seeing(const model *m, int64_t key, int64_t end, int64_t from, int64_t to)
+{
+    const int64_t shift = shift_of(m);
+    if (m->w.right >= 0) from = within(key - m->w.right - shift, from, to);
+    if (m->w.left >= 0) to = within(end + m->w.left - shift, from, to);
+    return to - from;
+}
+
+/* Columns of a product (0 dV, 1 dK, 2 dQ), whole panels. */
+static int columns_of(const model *m, int product)
+{
+    const int64_t columns = product == 0 ? m->p->ask.dv : m->p->ask.d;
+    return (int)((columns + 63) / 64 * 64);
+}
+
+/* Tiles of one unit of one product and head that begin at `row`; rows [from, to) of the sequence are in the
+ * chunk. The tiles of a mixed unit count as equally spaced. */
+static void give_unit(model *m, const chunk *c, int product, int64_t row, int64_t from,
+                      int64_t to)
+{
+    const int columns = columns_of(m, product), n = unit_tiles(columns),
+              unit = unit_rows(columns);
+    const int side = wide_tiles(columns) + slim_tiles(columns); /* tiles side by side */
+    const int64_t heads = product == 2 || c->heads < m->group ? 1 : m->group;
+    const int64_t extra = c->partial && product != 2 ? (int64_t)CARRY_STEPS : 0;
+    for (int i = 0; i < n; i++) {
+        const int64_t at = row + (int64_t)(i / side * side) * unit / n,
+                      end = at + unit * side / n;
+        const int64_t length = product == 2 ? m->p->ask.nq : m->p->ask.nk;
+        if (at >= length || (product == 2 && (at >= to || end <= from))) continue;
+        const int64_t sum =
+            product == 2 ? keys_seen(m, at, end) : rows_seeing(m, at, end, from, to);
+        const int64_t share = c->heads < m->group && product != 2 ? c->heads : heads;
+        give(m, (double)(share * ((sum + 63) / 64) + extra) + TILE_STEPS);
+    }
+}
+
+static int64_t units_of(const model *m, int product)
+{
+    const int unit = unit_rows(columns_of(m, product));
+    return ((product == 2 ? m->p->ask.nq : m->p->ask.nk) + unit - 1) / unit;
+}
+
+/* All units of one product and head in one sequence, in the kernel's order. */
+static void give_product(model *m, const chunk *c, int product, int64_t from, int64_t to)
+{
+    const int64_t units = units_of(m, product), unit = unit_rows(columns_of(m, product));
+    for (int64_t u = 0; u < units; u++)
+        give_unit(m, c, product, (product == 2 ? units - 1 - u : u) * unit, from, to);
+}
+
+/* The same of all products together, as the kernel does where a head has keys of its own. */
+static void give_head(model *m, const chunk *c, int64_t from, int64_t to)
+{
+    for (int64_t u = 0; u < units_of(m, 0) || u < units_of(m, 2); u++)
+        for (int k = 0; k < 3; k++) {
+            const int product = m->order[k];
+            if (product < 0 || u >= units_of(m, product)) continue;
+            const int64_t at = product == 2 ? units_of(m, 2) - 1 - u : u;
+            give_unit(m, c, product, at * unit_rows(columns_of(m, product)), from, to);
+        }
+}
+
+/* Tiles of P and dS of one head. */
+static int64_t pds_tiles(const model *m, int64_t from, int64_t to)
+{
+    int64_t tiles = 0;
+    for (int64_t row = from; row < to; row += LINE)
+        tiles += (keys_seen(m, row, row + LINE < to ? row + LINE : to) + 191) / 192;
+    return tiles;
+}
+
+/* Products in the order of their launch. */
+static void order_products(model *m, const chunk *c)
+{
+    const int64_t heads = c->heads < m->group ? c->heads : m->group;
+    const bool keys_first = products_keys_first(&m->p->ask, c->to - c->from, heads);
+    for (int k = 0; k < 3; k++) {
+        const int product = keys_first ? k : (k + 2) % 3;
+        const uint32_t output = product == 0 ? OUT_DV : product == 1 ? OUT_DK : OUT_DQ;
+        m->order[k] = m->p->outputs & output ? product : -1;
+    }
+}
+
+/* Microseconds of a chunk. */
+static double cost_of(model *m, const chunk *c)
+{
+    const ffpa_problem *a = &m->p->ask;
+    const int64_t each = (a->nq + LINE - 1) / LINE;
+    const bool together = m->group == 1 && (m->w.left >= 0 || m->w.right >= 0);
+    const int64_t kv_heads = c->heads < m->group ? 1 : c->heads / m->group;
+    int64_t tiles = 0;
+    order_products(m, c);
+    for (int i = 0; i < m->sms; i++)
+        m->load[i] = 0;
+    for (int k = 0; k < (together ? 1 : 3); k++)
+        for (int64_t s = c->from / each; s * each < c->to; s++) {
+            const int64_t from = within((c->from - s * each) * LINE, 0, a->nq);
+            const int64_t to = within((c->to - s * each) * LINE, 0, a->nq);
+            const int64_t heads = m->order[k] == 2 || together ? c->heads : kv_heads;
+            if (k == 0) tiles += c->heads * pds_tiles(m, from, to);
+            for (int64_t h = 0; h < heads && m->order[k] >= 0; h++) {
+                if (together)
+                    give_head(m, c, from, to);
+                else
+                    give_product(m, c, m->order[k], from, to);
+            }
+        }
+    const double tile = TILE_FIXED + TILE_COLUMN * (double)(a->d + a->dv);
+    return 2 * LAUNCH + (double)((tiles + m->sms - 1) / m->sms) * tile + last_of(m) * STEP;
+}
+
+/* ---- candidates ----------------------------------------------------------------------------------------- */
+
+/* Microseconds of everything in chunks of `heads` heads and `rows` lines. */
+static double cost_of_all(model *m, const backward_choice *x)
+{
+    const int64_t hq = m->p->ask.hq, rest = hq % x->heads;
+    double cost = 0;
+    for (int64_t t = 0; t < x->lines && m->tiles < MOST_TILES; t += x->rows) {
+        const int64_t to = t + x->rows < x->lines ? t + x->rows : x->lines;
+        cost += (double)(hq / x->heads) * cost_of(m, &(chunk){x->heads, t, to, x->partial});
+        if (rest) cost += cost_of(m, &(chunk){rest, t, to, x->partial});
+    }
+    return cost;
+}
+
+/* As many lines as fit with `heads` heads, in chunks of equal length. False when too few do. */
+static bool fit_rows(const problem *p, backward_choice *x, int64_t heads, int64_t group)
+{
+    enum { LEAST = 6 }; /* lines: whole tiles of every kind */
+    const uint64_t head_line = (uint64_t)heads * backward_line_bytes(p, x);
+    const uint64_t kv_heads = (uint64_t)(heads < group ? 1 : heads / group);
+    uint64_t budget = backward_budget(p);
+    x->heads = (int)heads;
+    x->rows = x->lines;
+    x->partial = heads < group;
+    if (!x->partial && head_line * (uint64_t)x->lines <= budget) return true;
+    const uint64_t sums = kv_heads * (x->dk_sums + x->dv_sums);
+    x->partial = true;
+    budget = budget > sums ? budget - sums : 0;
+    const int64_t most = (int64_t)(budget / head_line) / LEAST * LEAST;
+    if (heads < group && head_line * (uint64_t)x->lines <= budget) return true;
+    if (most < LEAST) return false;
+    const int64_t chunks = (x->lines + most - 1) / most;
+    x->rows = (int)(((x->lines + chunks - 1) / chunks + LEAST - 1) / LEAST * LEAST);
+    return true;
+}
+
+static void consider(model *m, backward_choice *x, int64_t heads, double *best)
+{
+    backward_choice y = *x;
+    if (!fit_rows(m->p, &y, heads, m->group)) return;
+    const double cost = cost_of_all(m, &y);
+    if (m->tiles >= MOST_TILES || (*best >= 0 && cost >= *best)) return;
+    *best = cost;
+    *x = y;
+}
+
+bool products_keys_first(const ffpa_problem *a, int64_t lines, int64_t heads)
+{
+    const int64_t rows = lines * LINE < a->nq ? lines * LINE : a->nq;
+    return rows * heads >= a->nk;
+}
+
+void chunks_sm90_choose(const problem *p, const cuda_device *device, backward_choice *x)
+{
+    const ffpa_problem *a = &p->ask;
+    model m = {.p = p,
+               .w = args_window(a),
+               .group = a->hq / a->hk,
+               .sms = device->sms < MAX_SMS ? device->sms : MAX_SMS};
+    double best = -1;
+    backward_choose_chunk(p, x);
+    if (p->sources & (VARLEN_Q | VARLEN_K)) return; /* lengths are on the device */
+    for (int64_t chunks = 1, last = 0; chunks <= a->hk; chunks++) {
+        const int64_t groups = (a->hk + chunks - 1) / chunks;
+        if (groups != last) consider(&m, x, groups * m.group, &best);
+        last = groups;
+    }
+    for (int64_t heads = m.group - 1; heads >= 1; heads--)
+        if (m.group % heads == 0) consider(&m, x, heads, &best);
+}

@@ -1,0 +1,277 @@
+/* test_bwd_sm90.c - the backward pass of Hopper as the driver sees it: which problems it takes, its launches,
+ * its chunks under every limit, its maps. */
+#include "fake/device_call.h"
+#include "fake/fake_cuda.h"
+#include "support/unit.h"
+
+#include "common/args.h"
+#include "common/shapes.h"
+
+#include <time.h>
+
+static int set_up(void **state)
+{
+    fake_reset();
+    fake_allocations_fail_at(0);
+    *state = fake_context(NULL, JIT_ON);
+    return *state ? 0 : 1;
+}
+
+static int tear_down(void **state)
+{
+    fake_context_free(*state);
+    return FAKE.depth || FAKE.retained || FAKE.modules || FAKE.libraries || FAKE.programs ||
+           fake_allocations_alive();
+}
+
+static ffpa_status backward(ffpa_context *ctx, device_call *c)
+{
+    TRY(ffpa_backward_workspace(ctx, &c->g, &c->g.workspace_bytes));
+    return ffpa_backward(ctx, &c->g);
+}
+
+static bool is(const fake_launch *l, const char *kind)
+{
+    return strncmp(l->kernel, kind, strlen(kind)) == 0;
+}
+
+static products_args products_of(const fake_launch *l)
+{
+    products_args args;
+    assert_true(is(l, "products"));
+    memcpy(&args, l->args, sizeof args);
+    return args;
+}
+
+/* What a map of the fake driver holds. */
+static const void *mapped(const k_map *map)
+{
+    const void *data;
+    memcpy(&data, map, sizeof data);
+    return data;
+}
+
+static void three_kernels_when_d_is_dv(void **state)
+{
+    device_call c;
+    pds90_args pds;
+    device_call_make(&c, "bwd,bf16,b2h8k2,q300k500,d512,causal", 0);
+    assert_ok(backward(*state, &c));
+    assert_string_equal(ffpa_last_path(), "cuda/sm90/backward");
+    assert_int_equal(FAKE.launch_count, 3);
+    assert_true(is(&FAKE.launches[0], "delta_bf16"));
+    assert_true(is(&FAKE.launches[1], "pds_sm90_bf16_d512v512_range"));
+    assert_true(is(&FAKE.launches[2], "products_sm90_bf16_n512_range"));
+    assert_false(FAKE.launches[0].overlaps);
+    assert_true(FAKE.launches[1].overlaps && FAKE.launches[2].overlaps);
+    memcpy(&pds, FAKE.launches[1].args, sizeof pds);
+    const products_args g = products_of(&FAKE.launches[2]);
+    assert_ptr_equal(mapped(&pds.q), c.f.q.data);
+    assert_ptr_equal(mapped(&pds.dout), c.g.dout.data);
+    assert_ptr_equal(mapped(&g.b[0]), c.g.dout.data);
+    assert_ptr_equal(mapped(&g.b[1]), c.f.q.data);
+    assert_ptr_equal(mapped(&g.b[2]), c.f.k.data);
+    assert_ptr_equal(mapped(&g.out[0]), c.g.dv.data);
+    assert_ptr_equal(mapped(&g.out[1]), c.g.dk.data);
+    assert_ptr_equal(mapped(&g.out[2]), c.g.dq.data);
+    assert_true(g.order[0] == 0 && g.order[1] == 1 && g.order[2] == 2);
+    assert_ptr_equal(pds.p, g.p);
+    assert_ptr_equal(pds.ds, g.ds);
+    assert_ptr_equal(pds.tickets + 1, g.ticket);
+    assert_int_equal(g.columns, 512);
+    assert_int_equal(g.key_units, 2 * 3);
+    assert_int_equal(g.query_units, 2 * 2);
+    assert_true(g.first && g.last && !g.partial[0] && !g.partial[1]);
+}
+
+static void maps_are_made_once(void **state)
+{
+    device_call c;
+    device_call_make(&c, "bwd,f16,b1h2,q300k500,d320", 0);
+    assert_ok(backward(*state, &c));
+    const int made = FAKE.maps;
+    assert_int_equal(made, 10);
+    assert_ok(backward(*state, &c));
+    assert_int_equal(FAKE.maps, made);
+}
+
+static void products_of_other_width_are_another_launch(void **state)
+{
+    device_call c;
+    device_call_make(&c, "bwd,bf16,b1h4k4,q400k400,d192v128", 0);
+    assert_ok(backward(*state, &c));
+    assert_int_equal(FAKE.launch_count, 4);
+    const products_args dv = products_of(&FAKE.launches[2]),
+                        rest = products_of(&FAKE.launches[3]);
+    assert_true(dv.order[0] == 0 && dv.order[1] == -1 && dv.columns == 128);
+    assert_true(rest.order[0] == 1 && rest.order[1] == 2 && rest.order[2] == -1);
+    assert_int_equal(rest.columns, 192);
+    assert_ptr_not_equal(dv.ticket, rest.ticket);
+}
+
+static void only_what_is_asked_for_is_computed(void **state)
+{
+    device_call c;
+    device_call_make(&c, "bwd,bf16,b1h2,q300k300,d64", 0);
+    c.g.dk = c.g.dq = (ffpa_tensor){.data = NULL};
+    assert_ok(backward(*state, &c));
+    products_args g = products_of(&FAKE.launches[2]);
+    assert_true(g.order[0] == 0 && g.order[1] == -1);
+    FAKE.launch_count = 0;
+    device_call_make(&c, "bwd,bf16,b1h2,q300k3000,d64", 0);
+    c.g.dv = (ffpa_tensor){.data = NULL};
+    assert_ok(backward(*state, &c));
+    g = products_of(&FAKE.launches[2]);
+    assert_true(g.order[0] == 2 && g.order[1] == 1 &&
+                g.order[2] == -1); /* more keys than queries */
+}
+
+static void what_it_does_not_take_goes_on(void **state)
+{
+    static const char *const others[] = {
+        "bwd,f32,b1h2,q300k300,d64", "bwd,bf16,b1h2,q300k300,d65", "bwd,bf16,b1h2,q0k300,d64",
+        "bwd,bf16,b1h2,q300k300,d64,softcap5,alibi"};
+    device_call c;
+    for (size_t i = 0; i < COUNT(others); i++) {
+        device_call_make(&c, others[i], 0);
+        assert_ok(backward(*state, &c));
+        assert_string_equal(ffpa_last_path(), "cuda/sm80/backward");
+    }
+    device_call_make(&c, "bwd,bf16,b1h2,q300k300,d512", 0);
+    c.g.dq.data = (char *)c.g.dq.data + 2; /* not at 16 bytes */
+    assert_ok(backward(*state, &c));
+    assert_string_equal(ffpa_last_path(), "cuda/sm80/backward");
+}
+
+/* Keeps the book on which lines of which heads a run covers, and on keys' sums. */
+static void check_chunks(const device_call *c, int lines)
+{
+    enum { MAX = 64 * 64 };
+    static int covered[MAX], opened[64], closed[64];
+    memset(covered, 0, sizeof covered);
+    memset(opened, 0, sizeof opened);
+    memset(closed, 0, sizeof closed);
+    const char *begin = c->g.workspace, *end = begin + c->g.workspace_bytes;
+    assert_true(FAKE.launch_count <= FAKE_LAUNCHES);
+    for (int i = 0; i < FAKE.launch_count; i++) {
+        if (!is(&FAKE.launches[i], "products")) continue;
+        const products_args g = products_of(&FAKE.launches[i]);
+        const k_chunk k = g.chunk;
+        const size_t bytes = (size_t)k.nh * (size_t)k.nt * 128 * (size_t)k.ld * 2;
+        const size_t heads = (size_t)((k.nh + g.group - 1) / g.group);
+        const size_t sums = heads * (size_t)g.key_units * (size_t)unit_tiles(g.columns) *
+                            (size_t)part_elements(g.columns) * 4;
+        assert_true((const char *)g.p >= begin && (const char *)g.ds + bytes <= end);
+        assert_true((const char *)g.p + bytes <= (const char *)g.ds);
+        assert_true((g.partial[0] && g.partial[1]) || (g.first && g.last));
+        for (int w = 0; w < 2 && g.partial[w]; w++)
+            assert_true((const char *)g.partial[w] >= (const char *)g.ds + bytes &&
+                        (const char *)g.partial[w] + sums <= end);
+        for (int h = k.h0; h < k.h0 + k.nh; h++)
+            for (int t = k.t0; t < k.t0 + k.nt; t++)
+                covered[h * lines + t]++;
+        for (int h = k.h0 / g.group; h <= (k.h0 + k.nh - 1) / g.group; h++) {
+            assert_int_equal(opened[h], g.first ? 0 : 1); /* opened before it goes on */
+            opened[h] = 1;
+            assert_int_equal(closed[h], 0);
+            closed[h] = g.last;
+        }
+    }
+    for (int h = 0; h < c->f.q.shape[1]; h++)
+        for (int t = 0; t < lines; t++)
+            assert_int_equal(covered[h * lines + t], 1);
+    for (int h = 0; h < c->f.k.shape[1]; h++)
+        assert_true(opened[h] && closed[h]);
+}
+
+static void chunks_cover_everything_once_within_the_limit(void **state)
+{
+    static const struct {
+        const char *problem;
+        int lines;
+    } cases[] = {{"bwd,bf16,b1h8k2,q4096k4096,d64", 32},
+                 {"bwd,bf16,b1h6k2,q4096k4096,d448,causal", 32},
+                 {"bwd,bf16,b1h2k1,q5000k16384,d320", 40},
+                 {"bwd,bf16,b2h3k3,q2048k4000,d128", 32}};
+    device_call c;
+    for (size_t i = 0; i < COUNT(cases); i++)
+        for (size_t limit = (size_t)64 << 20; limit <= (size_t)1 << 30; limit *= 2) {
+            device_call_make(&c, cases[i].problem, 0);
+            c.g.workspace_limit_bytes = limit;
+            FAKE.launch_count = 0;
+            assert_ok(backward(*state, &c));
+            assert_string_equal(ffpa_last_path(), "cuda/sm90/backward");
+            assert_true(c.g.workspace_bytes <= limit);
+            check_chunks(&c, cases[i].lines);
+        }
+}
+
+static void packed_sequences_need_no_lengths_on_the_host(void **state)
+{
+    device_call c;
+    device_call_make(&c, "bwd,bf16,b3h4k2,q700k700,d128,causal,varlen=700+5+300", 0);
+    assert_ok(backward(*state, &c));
+    const products_args g = products_of(&FAKE.launches[2]);
+    assert_ptr_equal(g.seq.cu_q, c.varlen.cu_q);
+    assert_int_equal(g.key_units, 1005 / 256 + 3);
+    assert_true(g.chunk.ld == 1024);
+}
+
+static void every_call_may_fail(void **state)
+{
+    device_call c;
+    bool reached = true;
+    int n = 0;
+    device_call_make(&c, "bwd,bf16,b1h8k2,q4096k4096,d64", 0);
+    c.g.workspace_limit_bytes = (size_t)64 << 20;
+    assert_ok(backward(*state, &c));
+    while (reached) { /* of a warm call: pushes, launches, pops */
+        FAKE.calls = 0;
+        FAKE.failed[0] = 0;
+        FAKE.fail_at = ++n;
+        const ffpa_status status = ffpa_backward(*state, &c.g);
+        reached = *FAKE.failed;
+        assert_int_equal(status, reached ? FFPA_E_DRIVER : FFPA_OK);
+        assert_int_equal(FAKE.depth, 0);
+        FAKE.fail_at = 0;
+    }
+    assert_true(n > 10);
+}
+
+static void the_host_needs_microseconds(void **state)
+{
+    enum { CALLS = 1000, BATCHES = 9 };
+    device_call c;
+    double best = 1e9;
+    FAKE.launches_off = true;
+    device_call_make(&c, "bwd,bf16,b1h8,q1024k1024,d512,causal", 0);
+    assert_ok(backward(*state, &c));
+    for (int b = 0; b < BATCHES; b++) {
+        const clock_t begin = clock();
+        for (int i = 0; i < CALLS; i++)
+            ffpa_backward(*state, &c.g);
+        const double us = (double)(clock() - begin) * 1e6 / CLOCKS_PER_SEC / CALLS;
+        if (us < best) best = us;
+    }
+    print_message("host time per warm call: %.2f us  bwd on sm90\n", best);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    assert_true(best <= 5.0);
+#endif
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+    const struct CMUnitTest tests[] = {
+        TEST(three_kernels_when_d_is_dv),
+        TEST(maps_are_made_once),
+        TEST(products_of_other_width_are_another_launch),
+        TEST(only_what_is_asked_for_is_computed),
+        TEST(what_it_does_not_take_goes_on),
+        TEST(chunks_cover_everything_once_within_the_limit),
+        TEST(packed_sequences_need_no_lengths_on_the_host),
+        TEST(every_call_may_fail),
+        TEST(the_host_needs_microseconds),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
