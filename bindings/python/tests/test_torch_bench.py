@@ -1,0 +1,45 @@
+"""python -m ffpa.bench: its table, its file and its picture."""
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ffpa  # noqa: E402
+from ffpa import bench  # noqa: E402
+
+PROBLEMS = ["fwd,f32,b1h2k1,q33k33,d320,causal", "bwd,f32,b1h2,q20k20,d64,bnhd", "fwd,f32,b1h4k1,q1k200,d512"]
+
+
+def test_table_and_json(tmp_path, capsys, device):
+    path = tmp_path / "rows.json"
+    bench.main([*PROBLEMS, "--device", device, "--seconds", "0.01", "--json", str(path)])
+    shown = capsys.readouterr().out
+    rows = json.loads(path.read_text())["rows"]
+    for problem in PROBLEMS:
+        ours, math = ([r for r in rows if r["problem"] == problem and r["implementation"] == name][0]
+                      for name in ("ffpa", "torch math"))
+        assert problem in shown and ours["milliseconds"] > 0 and math["difference"] < 1e-3
+        assert ours["unit"].endswith("B/s" if "q1k" in problem else "FLOP/s")
+    assert all(r["milliseconds"] or r["note"] for r in rows), "a missing time has a reason"
+
+
+def test_json_alone_is_json(capsys):
+    bench.main([PROBLEMS[0], "--device", "cpu", "--seconds", "0.01", "--json", "-"])
+    assert json.loads(capsys.readouterr().out)["rows"]
+
+
+def test_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "rates.png"
+    bench.main([*PROBLEMS, "--device", "cpu", "--seconds", "0.01", "--plot", str(path)])
+    assert path.read_bytes()[:4] == b"\x89PNG" and path.stat().st_size > 10000
+
+
+def test_problems_it_does_not_do(capsys):
+    for text in ("fwd,f32,b1h1,q4k4,d8,softcap5", "sideways"):
+        with pytest.raises(SystemExit):
+            bench.main([text])
+    assert "softcap5" in capsys.readouterr().err
+    with pytest.raises(ffpa.FfpaError):
+        bench.parse("fwd,f64,b1h1,q4k4,d8")
