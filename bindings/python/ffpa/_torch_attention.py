@@ -26,7 +26,7 @@ def attention(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa, extra):
     if extra.causal_align not in _ALIGNED:
         raise invalid("ffpa: causal_align=%r is neither 'top_left' nor 'bottom_right'" % (extra.causal_align,))
     shape = q.shape
-    if len(shape) == 4 == len(k.shape) == len(v.shape) and shape[:2] == k.shape[:2] == v.shape[:2]:
+    if is_regular(shape, k.shape, v.shape, enable_gqa):
         rows = (q, k, v, mask if mask is None or mask.dim() == 4 else as_4d(mask))
     else:
         rows = broadcast(q, k, v, mask, enable_gqa)
@@ -42,6 +42,13 @@ def attention(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa, extra):
     if len(shape) != 4 or o.shape[:2] != shape[:2]:
         o, lse = unbroadcast(o, lse, q, k, v)
     return (o, lse.squeeze(-1)) if extra.return_lse else o
+
+
+def is_regular(q, k, v, enable_gqa):
+    """Shapes that the library takes as they are."""
+    if not len(q) == len(k) == len(v) == 4 or not q[0] == k[0] == v[0] or k[1] != v[1]:
+        return False
+    return q[1] == k[1] or bool(enable_gqa and k[1] and q[1] % k[1] == 0)
 
 
 def check_inputs(inputs):
@@ -62,18 +69,9 @@ def check_mask(mask, dtype, causal_too):
         raise invalid("Explicit attn_mask should not be set when is_causal=True (causal_align=... permits both)")
 
 
-def _autocast_dtype(device_type):
-    """The dtype that autocast wants, or None. PyTorch before 2.4 asks with other words."""
-    if hasattr(torch, "get_autocast_dtype"):
-        return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
-    if device_type == "cuda":
-        return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
-    return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
-
-
 def autocast(q, k, v):
     """As autocast treats PyTorch's attention: every floating-point input except f64 in the lower dtype."""
-    dtype = _autocast_dtype(q.device.type)
+    dtype = _torch_fast.autocast_dtype(q.device.type)
     if dtype is None or q.dtype == k.dtype == v.dtype == dtype:
         return q, k, v
     return tuple(t.to(dtype) if t.is_floating_point() and t.dtype is not torch.float64 else t for t in (q, k, v))

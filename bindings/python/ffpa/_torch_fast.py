@@ -12,6 +12,15 @@ _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 _grad_enabled = torch.is_grad_enabled
 
 
+def autocast_dtype(device_type):
+    """The dtype that autocast wants, or None. PyTorch before 2.4 asks with other words."""
+    if hasattr(torch, "getautocast_dtype"):
+        return torch.getautocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+    if device_type == "cuda":
+        return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
+    return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+
+
 def key_of(q, k, v, mask, call):
     """`call` is a tuple of everything that is not a tensor."""
     if mask is None:
@@ -42,9 +51,11 @@ def remember(q, k, v, mask, call, options):
 
 def attempt(q, k, v, mask, call):
     """The result of a call that is known, else None."""
-    if is_compiling() or _any_autocast():
+    if is_compiling():
         return None
     try:
+        if _any_autocast() and autocast_dtype(q.device.type) not in (None, q.dtype):
+            return None
         entry = _known.get(key_of(q, k, v, mask, call))
     except (AttributeError, TypeError, RuntimeError):  # not tensors, or without strides: others say what is wrong
         return None

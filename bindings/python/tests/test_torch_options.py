@@ -164,6 +164,12 @@ def test_autocast(device):
         assert out.dtype == SDPA(q, q.bfloat16(), q).dtype == torch.bfloat16
         with torch.autocast(device, enabled=False):
             assert ffpa.ffpa_attn_func(q, q, q).dtype == torch.float32
+        for _ in range(2):  # the second time by look-up
+            assert ffpa.ffpa_attn_func(q, q, q).dtype == torch.bfloat16
+            assert ffpa.ffpa_attn_func(*[q.half()] * 3).dtype == torch.bfloat16
+            assert ffpa.ffpa_attn_func(*[q.bfloat16()] * 3).equal(out)
+    for _ in range(2):
+        assert ffpa.ffpa_attn_func(q, q, q).dtype == torch.float32
     assert out.equal(ffpa.ffpa_attn_func(*[q.bfloat16()] * 3))
     out.float().sum().backward()
     assert q.grad.dtype == torch.float32
@@ -277,3 +283,58 @@ def test_merge(device):
     out, merged = ffpa.merge(*parts[0], *parts[1])
     torch.testing.assert_close(out, whole, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(merged, lse, rtol=1e-5, atol=1e-5)
+
+
+# ---- repeated calls are found by look-up: the answer must not depend on which call came first -----------------------
+
+def test_repeated_calls_see_every_difference(device):
+    """The same layouts again and again, one thing changed each time."""
+    q, k, v = make(device, (1, 4, 6, 32), (1, 4, 6, 32), (1, 4, 6, 32))
+    mask = torch.randn(6, 6, device=device)
+    calls = [dict(), dict(is_causal=True), dict(scale=0.3), dict(scale=0.0), dict(attn_mask=mask), dict(attn_mask=mask > 0),
+             dict(is_causal=True, causal_align="bottom_right"), dict(window=(1, 1)), dict(softcap=2.0),
+             dict(attn_mask=mask[:1]), dict(forward_backend="reference") if device == "cpu" else dict()]
+    first = [ffpa.ffpa_attn_func(q, k, v, **call) for call in calls]
+    for i in range(len(calls)):
+        for j, call in enumerate(calls):
+            assert ffpa.ffpa_attn_func(q, k, v, **call).equal(first[j]), (i, call)
+            both = ffpa.ffpa_attn_func(q, k, v, **dict(call, return_lse=True))
+            assert both[0].equal(first[j]) and both[1].shape == (1, 4, 6)
+    turned = q.transpose(1, 2).contiguous().transpose(1, 2)
+    assert ffpa.ffpa_attn_func(turned, k, v).equal(first[0])
+    assert ffpa.ffpa_attn_func(q.bfloat16(), k.bfloat16(), v.bfloat16()).dtype == torch.bfloat16
+    with pytest.raises(ffpa.FfpaError, match="same dtype"):
+        ffpa.ffpa_attn_func(q, k.bfloat16(), v)
+    grouped = ffpa.ffpa_attn_func(q, k[:, :2], v[:, :2], enable_gqa=True)
+    for _ in range(2):
+        assert ffpa.ffpa_attn_func(q, k[:, :2], v[:, :2], enable_gqa=True).equal(grouped)
+        with pytest.raises(ffpa.FfpaError, match="enable_gqa"):
+            ffpa.ffpa_attn_func(q, k[:, :2], v[:, :2])
+
+
+def test_threads_share_kept_problems(device):
+    import threading
+    q = torch.randn(1, 2, 50, 64, device=device)
+    expected, wrong = [ffpa.ffpa_attn_func(q * s, q, q) for s in range(4)], []
+
+    def work(s):
+        for _ in range(30):
+            if not ffpa.ffpa_attn_func(q * s, q, q).equal(expected[s]):
+                wrong.append(s)
+
+    threads = [threading.Thread(target=work, args=(s,)) for s in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert not wrong
+
+
+def test_what_decoders_call_is_found_by_look_up(device):
+    from ffpa import _torch_fast
+    q, k, v = make(device, (1, 4, 6, 32), (1, 2, 9, 32), (1, 2, 9, 32), dtype=torch.bfloat16)
+    _torch_fast._known.entries.clear()
+    ffpa.ffpa_attn_func(q, k, v, is_causal=True, enable_gqa=True)
+    assert len(_torch_fast._known.entries) == 1
+    (entry,) = _torch_fast._known.entries.values()
+    assert not entry.problems
+    ffpa.ffpa_attn_func(q, k, v, is_causal=True, enable_gqa=True)
+    assert list(entry.problems) == [False]
