@@ -100,9 +100,9 @@ class Slot:
         for at, view in self.views:
             view.data = pointer(tensors[at])
         if self.sides:
-            self._bind_sides(tensors, pointer)
+            self.bind_sides(tensors, pointer)
 
-    def _bind_sides(self, tensors, pointer):
+    def bind_sides(self, tensors, pointer):
         if "dropout" in self.sides:
             side = self.sides["dropout"]
             side.seed_ptr = pointer(tensors.rng)

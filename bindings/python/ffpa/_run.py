@@ -9,6 +9,7 @@ from ._problem import BackwardProblem, Kept, Problem, Tensors, dense_layout
 
 _forward_problems, _backward_problems = Kept(), Kept()
 _last = threading.local()
+_ffpa_forward = lib.ffpa_forward
 
 
 def last_path():
@@ -61,18 +62,21 @@ def problem_of(memory, tensors, options, want_lse):
 
 def run(memory, problem, tensors):
     """A problem whose layouts are those of `tensors`, whose first fields suffice when the rest are absent."""
-    slot = problem.take()
-    slot.bind(tensors, memory.pointer)
+    pointer, slot = memory.pointer, problem.take()
+    for at, view in slot.views:
+        view.data = pointer(tensors[at])
+    if slot.sides:
+        slot.bind_sides(tensors, pointer)
     o, lse = problem.new_o(), None
-    slot.o.data = memory.pointer(o)
+    slot.o.data = pointer(o)
     if problem.new_lse is not None:
         lse = problem.new_lse()
-        slot.lse.data = memory.pointer(lse)
-    work = problem.new_work and problem.new_work(slot.params)  # lives until the call has been enqueued
-    status = lib.ffpa_forward(problem.context, slot.ref)
+        slot.lse.data = pointer(lse)
+    work = problem.new_work and problem.new_work(slot.params)  # noqa: F841 - lives until the call has been enqueued
+    status = _ffpa_forward(problem.context, slot.ref)
     if status:
         check(status)
-    problem.give(slot)
+    problem.spare.append(slot)
     _last.other = None
     return o, lse
 

@@ -31,7 +31,7 @@ def is_plain(tensors):
     for t in tensors:
         if t is not None and (type(t) not in _PLAIN or is_neg(t)):
             return False
-    return not _modes() and _transforms() is None and _tracing() is None
+    return not (_modes() or _transforms() or _tracing())
 
 
 def attend(tensors, options):

@@ -10,6 +10,7 @@ from ._torch_autograd import Attention, is_compiling, is_plain
 _known = Kept()
 _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 _grad_enabled = torch.is_grad_enabled
+device_of = torch.Tensor.get_device  # a number: -1 is the CPU. Problems are remembered for CPUs and NVIDIA GPUs only
 
 
 def autocast_dtype(device_type):
@@ -23,11 +24,9 @@ def autocast_dtype(device_type):
 
 def key_of(q, k, v, mask, call):
     """`call` is a tuple of everything that is not a tensor."""
-    if mask is None:
-        return (q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype, k.device, v.shape, v.stride(),
-                v.dtype, v.device, call)
-    return (q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype, k.device, v.shape, v.stride(),
-            v.dtype, v.device, mask.shape, mask.stride(), mask.dtype, mask.device, call)
+    key = (q.shape, q.stride(), q.dtype, device_of(q), k.shape, k.stride(), k.dtype, device_of(k), v.shape, v.stride(),
+           v.dtype, device_of(v), call)
+    return key if mask is None else key + (mask.shape, mask.stride(), mask.dtype, device_of(mask))
 
 
 class Entry:
