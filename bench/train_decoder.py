@@ -100,12 +100,15 @@ def summary(columns, milliseconds):
 def run(asked):
     import torch
     import ffpa
-    sizes = (64, 2, 2, 1, 512) if asked.small else (1024, 4, 8, 2, 512)
+    sizes = (64, 2, 2, 1, 512) if asked.small else (1024, 3, 4, 2, 512)
     if asked.small:
         asked.batch, asked.length = 1, 64
     sdpa = torch.nn.functional.scaled_dot_product_attention
     methods = ((sdpa, 0), (ffpa.ffpa_attn_func, 0), (sdpa, 1))
-    curves = {name: train(attention, sizes, asked, seed) for name, (attention, seed) in zip(RUNS, methods)}
+    curves = {}
+    for name, (attention, seed) in zip(RUNS, methods):
+        curves[name] = train(attention, sizes, asked, seed)
+        print("%s: loss %.4f after %.1f s" % (name, curves[name][-1][0], sum(t for _, t in curves[name])), flush=True)
     columns = {name: [loss for loss, _ in curve] for name, curve in curves.items()}
     milliseconds = {name: statistics.median(t for _, t in curve[len(curve) // 4:]) * 1e3 for name, curve in curves.items()}
     device = torch.cuda.get_device_name() if asked.device == "cuda" else "CPU"
@@ -146,7 +149,7 @@ def main():
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--batch", type=int, default=4)
-    parser.add_argument("--length", type=int, default=2048)
+    parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--small", action="store_true")
     asked = parser.parse_args()
