@@ -16,7 +16,7 @@ environment() {
     "$folder/bin/python" -m pip install -q "$@"
 }
 
-packages=(numpy pytest hypothesis scikit-build-core)
+packages=(numpy pytest hypothesis scikit-build-core auditwheel)
 if [ "${WITH_TORCH:-0}" = 1 ]; then
     packages+=(torch==2.13.0 transformers==5.24.0 diffusers==0.42.1 matplotlib)
 fi
@@ -26,6 +26,11 @@ rm -rf "$work/wheel"
 "$work/venv/bin/python" -m pip wheel -q --no-deps --no-build-isolation -w "$work/wheel" .
 wheel=$(echo "$work"/wheel/ffpa-*-py3-none-*.whl)
 "$work/venv/bin/python" -m pip install -q --no-deps --force-reinstall "$wheel"
+
+# Which systems may take the wheel. CI, where the C library is known, holds it to glibc 2.34.
+tag=$("$work/venv/bin/auditwheel" show "$wheel" | grep -o 'manylinux_2_[0-9]*' | head -n 1)
+echo "wheel: $(basename "$wheel"), $(du -k "$wheel" | cut -f 1) kB, $tag"
+[ "${CI:-}" != true ] || [ "${tag#manylinux_2_}" -le 34 ]
 
 # The same file under the oldest and the newest Python, where they are installed.
 for version in 3.9 3.13; do
