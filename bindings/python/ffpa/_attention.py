@@ -142,20 +142,33 @@ class Report(NamedTuple):
     refusals: Tuple[str, ...]
 
 
-def explain(problem, backend="auto"):
-    """How a problem string such as "fwd,bf16,b1h32k8,q4096k4096,d512,causal" would run on this machine's processor:
-    path, workspace, FLOP, bytes, tiles, and why other backends were passed over."""
+def explain(problem, key=None, value=None, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False,
+            *, backward=False, backend="auto", causal_align=None, window=None, softcap=0.0, sink=None, alibi=None,
+            deterministic=False):
+    """How a call would run, without running it: path, workspace, FLOP, bytes, tiles, and why other backends were passed
+    over. Either a problem string such as "fwd,bf16,b1h32k8,q4096k4096,d512,causal", as it would be on this machine's
+    processor, or the arguments of ffpa_attn_func, as they would be where their tensors are."""
     import ctypes
-    parsed, report = _library.new(_abi.ffpa_problem), _library.new(_abi.ffpa_report)
-    _library.check(_library.lib.ffpa_problem_parse(problem.encode(), ctypes.byref(parsed)))
-    text = ctypes.create_string_buffer(1024)
-    _library.check(_library.lib.ffpa_problem_format(ctypes.byref(parsed), text, len(text)))
-    status = _library.lib.ffpa_explain(_library.context(backend), ctypes.byref(parsed), ctypes.byref(report))
+    status, report, text = _abi.FFPA_OK, _library.new(_abi.ffpa_report), ""
+    if isinstance(problem, str):
+        parsed, canonical = _library.new(_abi.ffpa_problem), ctypes.create_string_buffer(1024)
+        _library.check(_library.lib.ffpa_problem_parse(problem.encode(), ctypes.byref(parsed)))
+        _library.check(_library.lib.ffpa_problem_format(ctypes.byref(parsed), canonical, len(canonical)))
+        status = _library.lib.ffpa_explain(_library.context(backend), ctypes.byref(parsed), ctypes.byref(report))
+        text = canonical.value.decode()
+    else:
+        extra = Extra(causal_align, window if window is None else tuple(window), softcap, sink, alibi, True, deterministic,
+                      backend, backend)
+        if _is_tensor(problem):
+            from ._torch_attention import ask
+        else:
+            from ._numpy_attention import ask
+        status, report = ask(problem, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, extra, backward)
     reason = _library.lib.ffpa_last_error().decode() if status else ""
     if status not in (_abi.FFPA_OK, _abi.FFPA_E_UNSUPPORTED):
         _library.check(status)
-    return Report(text.value.decode(), "" if status else report.path.decode(), reason, report.workspace_bytes, report.flop,
-                  report.bytes, (report.tile_q, report.tile_k, report.tile_d), report.splits, report.threads,
+    return Report(text, "" if status else report.path.decode(), reason, report.workspace_bytes, report.flop, report.bytes,
+                  (report.tile_q, report.tile_k, report.tile_d), report.splits, report.threads,
                   tuple(report.refusals.decode().splitlines()))
 
 

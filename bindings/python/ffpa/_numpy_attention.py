@@ -45,6 +45,12 @@ def _options(extra, dropout_p, is_causal, scale):
                    extra.softcap, dropout_p, extra.deterministic, extra.forward_backend, extra.backward_backend)
 
 
+def ask(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa, extra, backward):
+    """(status, report) of the library on a call that is not made."""
+    return _run.ask(memory, _tensors((query, key, value), mask, extra), _options(extra, dropout_p, is_causal, scale),
+                    backward)
+
+
 def attention(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa, extra):
     if not 0.0 <= dropout_p <= 1.0:
         raise invalid("dropout probability has to be between 0 and 1, but got %s" % dropout_p)

@@ -120,6 +120,24 @@ def _new_backward(memory, tensors, options, results, wanted):
     return BackwardProblem(forward_problem, layouts, options, dout, dlse, wanted)
 
 
+def ask(memory, tensors, options, backward):
+    """(status, report): how a call would run that is not made; or its gradients, all of them."""
+    layouts = _layouts(memory, tensors)
+    problem = Problem(layouts, options, True, memory, tensors.q)
+    question = lib.ffpa_forward_supported
+    if backward:
+        wanted = ("dq", "dk", "dv")
+        if layouts.mask is not None and layouts.mask.dtype != _abi.FFPA_BOOL:
+            wanted += ("dmask",)
+        if layouts.sink is not None:
+            wanted += ("dsink",)
+        problem = BackwardProblem(problem, layouts, options, problem.o, None, wanted)
+        question = lib.ffpa_backward_supported
+    slot, report = problem.take(), new(_abi.ffpa_report)
+    (slot.forward if backward else slot).bind(tensors, memory.pointer)
+    return question(problem.context, slot.ref, ctypes.byref(report)), report
+
+
 def merge(memory, o_a, lse_a, o_b, lse_b):
     """Attention over two disjoint sets of keys from the results over each, [B, H, N, D] and [B, H, N, 1]."""
     p = new(_abi.ffpa_merge_params)

@@ -10,11 +10,10 @@ from ._torch_autograd import SDPA, attend, check_sdpa_knows, gqa_argument, is_co
 _ALIGNED = {None: _abi.FFPA_TOP_LEFT, "top_left": _abi.FFPA_TOP_LEFT, "bottom_right": _abi.FFPA_BOTTOM_RIGHT}
 
 
-def attention(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa, extra):
-    """`extra` is a _attention.Extra: the options that PyTorch does not have."""
-    given = (q, k, v, mask)
-    inputs = (q, k, v) if mask is None else (q, k, v, mask)
-    check_inputs(inputs)
+def prepare(given, dropout_p, is_causal, scale, enable_gqa, extra):
+    """(rows, options): query, key, value and mask with four axes each, and what is asked of them."""
+    q, k, v, mask = given
+    check_inputs((q, k, v) if mask is None else given)
     q, k, v = autocast(q, k, v)
     if not (k.dtype == q.dtype == v.dtype):
         raise invalid("Expected query, key, and value to have the same dtype, but got query.dtype: %s key.dtype: %s "
@@ -25,23 +24,37 @@ def attention(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa, extra):
         raise invalid("dropout probability has to be between 0 and 1, but got %s" % dropout_p)
     if extra.causal_align not in _ALIGNED:
         raise invalid("ffpa: causal_align=%r is neither 'top_left' nor 'bottom_right'" % (extra.causal_align,))
-    shape = q.shape
-    if is_regular(shape, k.shape, v.shape, enable_gqa):
-        rows = (q, k, v, mask if mask is None or mask.dim() == 4 else as_4d(mask))
-    else:
-        rows = broadcast(q, k, v, mask, enable_gqa)
-    options = Options(scale, _ALIGNED[extra.causal_align] if is_causal else _abi.FFPA_CAUSAL_NONE, extra.window,
-                      extra.softcap, dropout_p, extra.deterministic, extra.forward_backend, extra.backward_backend)
     if extra.window is not None and extra.causal_align == "top_left" and not is_causal and q.shape[-2] != k.shape[-2]:
         raise unsupported("ffpa: window=%s with causal_align='top_left' needs is_causal=True where query and key have "
                           "different lengths" % (extra.window,))
+    if is_regular(q.shape, k.shape, v.shape, enable_gqa):
+        rows = (q, k, v, mask if mask is None or mask.dim() == 4 else as_4d(mask))
+    else:
+        rows = broadcast(q, k, v, mask, enable_gqa)
+    return rows, Options(scale, _ALIGNED[extra.causal_align] if is_causal else _abi.FFPA_CAUSAL_NONE, extra.window,
+                         extra.softcap, dropout_p, extra.deterministic, extra.forward_backend, extra.backward_backend)
+
+
+def attention(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa, extra):
+    """`extra` is a _attention.Extra: the options that PyTorch does not have."""
+    given = (q, k, v, mask)
+    rows, options = prepare(given, dropout_p, is_causal, scale, enable_gqa, extra)
     o, lse = with_backend(rows, extra.sink, extra.alibi, options, extra.return_lse)
     if not is_compiling() and options.forward_backend in BACKENDS and all(a is b for a, b in zip(given, rows)) \
-            and not dropout_p and extra.sink is None is extra.alibi and is_plain(inputs):
+            and not dropout_p and extra.sink is None is extra.alibi and is_plain(given):
         _torch_fast.remember(q, k, v, mask, (is_causal, scale, enable_gqa, *extra[:3], *extra[6:9], extra.return_lse), options)
-    if len(shape) != 4 or o.shape[:2] != shape[:2]:
+    if q.dim() != 4 or o.shape[:2] != q.shape[:2]:
         o, lse = unbroadcast(o, lse, q, k, v)
     return (o, lse.squeeze(-1)) if extra.return_lse else o
+
+
+def ask(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa, extra, backward):
+    """(status, report) of the library on a call that is not made."""
+    rows, options = prepare((query, key, value, mask), dropout_p, is_causal, scale, enable_gqa, extra)
+    sink, alibi = (per_head(name, getattr(extra, name), query.device) for name in ("sink", "alibi"))
+    rng = torch.zeros(2, dtype=torch.int64, device=query.device) if dropout_p else None  # no draw for a question
+    tensors = Tensors(*rows, alibi, sink, rng)
+    return _run.ask(memory, tensors, options, backward)
 
 
 def is_regular(q, k, v, enable_gqa):

@@ -45,6 +45,16 @@ def test_explain():
         ffpa.explain("forward please")
 
 
+def test_explain_a_call():
+    q, k = numpy.ones((1, 4, 7, 64), "f4"), numpy.ones((1, 2, 9, 64), "f4")
+    report = ffpa.explain(q, k, k, is_causal=True, enable_gqa=True)
+    assert report.path.startswith("cpu/") and report.flop == 4 * 2 * 128 * sum(range(1, 8))
+    backward = ffpa.explain(q, k, k, numpy.ones((7, 9), "f4"), backward=True, enable_gqa=True, sink=numpy.ones(4, "f4"))
+    assert backward.path.endswith("/backward")
+    refused = ffpa.explain(*[q.astype("f8")] * 3)
+    assert refused.path == "" and "reference" in refused.reason
+
+
 def test_errors_say_what_they_are_and_travel():
     with pytest.raises(ffpa.FfpaError) as caught:
         ffpa.explain("nonsense")

@@ -77,6 +77,13 @@ def test_backends_and_paths(device):
         ffpa.ffpa_attn_func(q, q, q, forward_backend="warp9")
 
 
+def test_explain_a_call(device):
+    q, k = torch.randn(1, 4, 7, 512, device=device), torch.randn(1, 2, 9, 512, device=device)
+    for backward in (False, True):
+        report = ffpa.explain(q, k, k, enable_gqa=True, backward=backward)
+        assert report.path.startswith(device) and report.path.endswith("backward" if backward else "forward")
+
+
 def test_another_backend_only_with_leave():
     q = torch.randn(1, 1, 4, 8, dtype=torch.float64, requires_grad=True)
     with pytest.raises(ffpa.FfpaError) as caught:
