@@ -15,8 +15,8 @@ device_of = torch.Tensor.get_device  # a number: -1 is the CPU. Problems are rem
 
 def autocast_dtype(device_type):
     """The dtype that autocast wants, or None. PyTorch before 2.4 asks with other words."""
-    if hasattr(torch, "getautocast_dtype"):
-        return torch.getautocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
+    if hasattr(torch, "get_autocast_dtype"):
+        return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
     if device_type == "cuda":
         return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
     return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
