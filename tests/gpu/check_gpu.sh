@@ -1,7 +1,7 @@
 #!/bin/bash
 # check_gpu.sh - everything that needs a GPU, in one call: builds, then runs the parts asked for.
 #
-#   --part LIST       of cases,library,sanitize,host,bench (default: all, in this order)
+#   --part LIST       of cases,library,sanitize,host,python,bench (default: all, in this order)
 #   --backend NAME    cuda (default) or cuda/FAMILY: that family of kernels alone
 #   --build DIR       use what is built there (libffpa.so, tests/) instead of building into build-gpu
 #   --out DIR         logs and tables (default build-gpu/results)
@@ -12,12 +12,13 @@
 # library   problems of several tiles against float64 on the GPU (DIR/error_ratios.csv), graph capture, two devices
 # sanitize  the smallest problem of every kernel under memcheck, racecheck, initcheck and synccheck
 # host      host microseconds of a warm call
+# python    the tests of the Python package (pytest, hypothesis), and what it adds to a call
 # bench     beside PyTorch, in the same process; the table goes to DIR/gpu.csv
 set -u
 shopt -s lastpipe # `jobs | many` may say what failed
 from=$PWD
 cd "$(dirname "$0")/../.."
-parts=cases,library,sanitize,host,bench backend=cuda build= out= jobs=$(nproc) failed=()
+parts=cases,library,sanitize,host,python,bench backend=cuda build= out= jobs=$(nproc) failed=()
 while [ $# -gt 0 ]; do
     case $1 in
     --part) parts=$2 ;;
@@ -26,7 +27,7 @@ while [ $# -gt 0 ]; do
     --out) out=$(cd "$from" && realpath -m "$2") ;;
     --processes) jobs=$2 ;;
     --quick) export FFPA_TEST_EFFORT=quick && shift && continue ;;
-    *) sed -n '2,19p' "$0" && exit 2 ;;
+    *) sed -n '2,20p' "$0" && exit 2 ;;
     esac
     shift 2
 done
@@ -102,6 +103,12 @@ for part in ${parts//,/ }; do
         ;;
     sanitize) sanitize ;;
     host) "$build/tests/host_time" 2>&1 | tee "$out/host_time.txt" ;;
+    python)
+        export FFPA_LIBRARY=$build/libffpa.so PYTHONPATH=$PWD/bindings/python
+        python3 -m pytest bindings/python/tests -p no:cacheprovider >"$out/python.log" 2>&1 || failed+=(python)
+        tail -n 1 "$out/python.log"
+        python3 bench/python_overhead.py 2>&1 | tee "$out/python_overhead.txt"
+        ;;
     bench) python3 bench/gpu.py "$build/libffpa.so" --backend "$backend" --csv "$out/gpu.csv" 2>"$out/bench.log" || failed+=(bench) ;;
     *) echo "no part is called $part" && failed+=("$part") ;;
     esac
