@@ -174,7 +174,7 @@ class Problem(_Slots):
         self.packed = layouts.cu_q is not None or layouts.cu_k is not None
         self.sides = {}
         if layouts.rng is not None:
-            self.sides["dropout"] = new(_abi.ffpa_dropout, p=options.dropout_p, seed_ptr=1, offset_ptr=1)
+            self.sides["dropout"] = new(_abi.ffpa_dropout, p=options.dropout_p)
         if self.packed:
             self.sides["varlen"] = new(_abi.ffpa_varlen, batch=options.batch, max_q=options.max_q, max_k=options.max_k,
                                        index_dtype=_index_dtype(layouts.cu_q, layouts.cu_k))
