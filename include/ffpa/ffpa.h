@@ -160,7 +160,8 @@ typedef struct ffpa_context_options {
  *          E_UNSUPPORTED this processor lacks the ISA asked for
  *          E_OUT_OF_MEMORY, E_NEWER
  * cost     microseconds; create one and share it
- * threads  a context may be used from any number of threads, and after fork in the child */
+ * threads  a context may be used from any number of threads, and after fork in the child, whatever other
+ *          threads were doing; there for host tensors alone, as no GPU context outlives a fork */
 FFPA_API ffpa_status ffpa_context_create(const ffpa_context_options *options, ffpa_context **context);
 
 /* Free a context. No call may be in flight on any thread and no plan of it may be used afterwards;

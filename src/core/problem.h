@@ -4,6 +4,7 @@
 #define FFPA_CORE_PROBLEM_H
 
 #include "core/call.h"
+#include "core/dtype.h"
 
 #include <stdbool.h>
 
@@ -63,9 +64,5 @@ typedef struct key_range {
     int64_t first, last;
 } key_range;
 key_range key_range_of(const ffpa_problem *a, int64_t nq, int64_t nk, int64_t i);
-
-/* Bytes of one element; 0 for an unknown dtype. */
-size_t dtype_bytes(int32_t dtype);
-const char *dtype_name(int32_t dtype); /* "bf16"; "?" when unknown */
 
 #endif

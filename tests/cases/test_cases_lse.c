@@ -74,8 +74,8 @@ static void run_part(sample *whole, const int64_t keys[2], tensor *o, tensor *ls
     sample_wire(whole);
     ffpa_forward_params p = whole->f;
     p.k.shape[2] = p.v.shape[2] = keys[1] - keys[0];
-    p.k.data = (char *)p.k.data + keys[0] * p.k.stride[2] * (int64_t)tensor_element(s->dtype);
-    p.v.data = (char *)p.v.data + keys[0] * p.v.stride[2] * (int64_t)tensor_element(s->dtype);
+    p.k.data = (char *)p.k.data + keys[0] * p.k.stride[2] * (int64_t)dtype_bytes(s->dtype);
+    p.v.data = (char *)p.v.data + keys[0] * p.v.stride[2] * (int64_t)dtype_bytes(s->dtype);
     p.o = o->view, p.lse = lse->view;
     assert_ok(judge_forward(s->path->ctx, &p));
 }

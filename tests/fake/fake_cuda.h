@@ -49,6 +49,11 @@ void fake_context_free(ffpa_context *ctx);
 
 extern char fake_log[8192];
 
+/* Before and after a test: *state is such a context, on a machine as good as new. Afterwards nothing may be
+ * left of it, in the driver or in memory. */
+int fake_set_up(void **state);
+int fake_tear_down(void **state);
+
 /* Make the n-th allocation of contexts made from now on fail, counted from 1; 0 = none. */
 void fake_allocations_fail_at(int n);
 int fake_allocations(void); /* so far */

@@ -98,6 +98,21 @@ void fake_context_free(ffpa_context *ctx)
     mem_free(&a, ctx);
 }
 
+int fake_set_up(void **state)
+{
+    fake_reset();
+    fake_allocations_fail_at(0);
+    *state = fake_context(NULL, JIT_ON);
+    return *state ? 0 : 1;
+}
+
+int fake_tear_down(void **state)
+{
+    fake_context_free(*state);
+    return FAKE.depth || FAKE.retained || FAKE.modules || FAKE.libraries || FAKE.programs ||
+           fake_allocations_alive();
+}
+
 void fake_folder_new(char folder[64])
 {
     snprintf(folder, 64, "%s", "/tmp/ffpa_fake_XXXXXX");

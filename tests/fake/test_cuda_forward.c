@@ -10,21 +10,6 @@
 #include <stdlib.h>
 #include <time.h>
 
-static int set_up(void **state)
-{
-    fake_reset();
-    fake_allocations_fail_at(0);
-    *state = fake_context(NULL, JIT_ON);
-    return *state ? 0 : 1;
-}
-
-static int tear_down(void **state)
-{
-    fake_context_free(*state);
-    return FAKE.depth || FAKE.retained || FAKE.modules || FAKE.libraries || FAKE.programs ||
-           fake_allocations_alive();
-}
-
 static ffpa_status forward(ffpa_context *ctx, device_call *c)
 {
     TRY(ffpa_forward_workspace(ctx, &c->f, &c->f.workspace_bytes));
@@ -335,7 +320,7 @@ static void merges_go_to_the_tensors_device(void **state)
 
 int main(void)
 {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, fake_set_up, fake_tear_down)
     const struct CMUnitTest tests[] = {
         TEST(a_call_becomes_one_launch),
         TEST(the_tensors_device_is_current_and_only_meanwhile),

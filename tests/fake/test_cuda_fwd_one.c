@@ -11,21 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 
-static int set_up(void **state)
-{
-    fake_reset();
-    fake_allocations_fail_at(0);
-    *state = fake_context(NULL, JIT_ON);
-    return *state ? 0 : 1;
-}
-
-static int tear_down(void **state)
-{
-    fake_context_free(*state);
-    return FAKE.depth || FAKE.retained || FAKE.modules || FAKE.libraries || FAKE.programs ||
-           fake_allocations_alive();
-}
-
 static ffpa_status forward(ffpa_context *ctx, device_call *c)
 {
     TRY(ffpa_forward_workspace(ctx, &c->f, &c->f.workspace_bytes));
@@ -165,17 +150,18 @@ static void what_it_refuses_runs_elsewhere(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(a_call_becomes_one_launch_of_resident_blocks, set_up,
-                                        tear_down),
-        cmocka_unit_test_setup_teardown(more_tiles_than_processors_are_counted_out, set_up,
-                                        tear_down),
-        cmocka_unit_test_setup_teardown(few_tiles_are_smaller, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(heads_are_walked_by_what_the_cache_holds, set_up,
-                                        tear_down),
-        cmocka_unit_test_setup_teardown(packed_sequences_make_lines_of_tiles, set_up,
-                                        tear_down),
-        cmocka_unit_test_setup_teardown(rows_of_o_may_be_anywhere, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(what_it_refuses_runs_elsewhere, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(a_call_becomes_one_launch_of_resident_blocks,
+                                        fake_set_up, fake_tear_down),
+        cmocka_unit_test_setup_teardown(more_tiles_than_processors_are_counted_out, fake_set_up,
+                                        fake_tear_down),
+        cmocka_unit_test_setup_teardown(few_tiles_are_smaller, fake_set_up, fake_tear_down),
+        cmocka_unit_test_setup_teardown(heads_are_walked_by_what_the_cache_holds, fake_set_up,
+                                        fake_tear_down),
+        cmocka_unit_test_setup_teardown(packed_sequences_make_lines_of_tiles, fake_set_up,
+                                        fake_tear_down),
+        cmocka_unit_test_setup_teardown(rows_of_o_may_be_anywhere, fake_set_up, fake_tear_down),
+        cmocka_unit_test_setup_teardown(what_it_refuses_runs_elsewhere, fake_set_up,
+                                        fake_tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

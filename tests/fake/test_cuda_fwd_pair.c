@@ -10,21 +10,6 @@
 
 #include <string.h>
 
-static int set_up(void **state)
-{
-    fake_reset();
-    fake_allocations_fail_at(0);
-    *state = fake_context(NULL, JIT_ON);
-    return *state ? 0 : 1;
-}
-
-static int tear_down(void **state)
-{
-    fake_context_free(*state);
-    return FAKE.depth || FAKE.retained || FAKE.modules || FAKE.libraries || FAKE.programs ||
-           fake_allocations_alive();
-}
-
 static ffpa_status forward(ffpa_context *ctx, device_call *c)
 {
     TRY(ffpa_forward_workspace(ctx, &c->f, &c->f.workspace_bytes));
@@ -163,13 +148,15 @@ static void strides_that_no_box_follows_run_on_sm80(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(a_call_is_one_launch_of_pairs, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(few_tiles_are_few_pairs, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(boxes_follow_the_columns, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(a_warm_call_only_enqueues, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(what_it_does_not_take_runs_on_sm80, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(strides_that_no_box_follows_run_on_sm80, set_up,
-                                        tear_down),
+        cmocka_unit_test_setup_teardown(a_call_is_one_launch_of_pairs, fake_set_up,
+                                        fake_tear_down),
+        cmocka_unit_test_setup_teardown(few_tiles_are_few_pairs, fake_set_up, fake_tear_down),
+        cmocka_unit_test_setup_teardown(boxes_follow_the_columns, fake_set_up, fake_tear_down),
+        cmocka_unit_test_setup_teardown(a_warm_call_only_enqueues, fake_set_up, fake_tear_down),
+        cmocka_unit_test_setup_teardown(what_it_does_not_take_runs_on_sm80, fake_set_up,
+                                        fake_tear_down),
+        cmocka_unit_test_setup_teardown(strides_that_no_box_follows_run_on_sm80, fake_set_up,
+                                        fake_tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -225,7 +225,7 @@ static void keys_in_parts(const setting *s)
         ffpa_tensor *cut[] = {&t->f.k, &t->f.v, &t->g.dk, &t->g.dv};
         for (size_t x = 0; x < COUNT(cut); x++) {
             cut[x]->data = (char *)cut[x]->data +
-                           first * cut[x]->stride[2] * (int64_t)tensor_element(cut[x]->dtype);
+                           first * cut[x]->stride[2] * (int64_t)dtype_bytes(cut[x]->dtype);
             cut[x]->shape[2] = n;
         }
         /* the copy's own o and lse are poison until they are filled from the whole */

@@ -93,7 +93,7 @@ static void add_span(stage *g, const void *data, size_t bytes, bool written)
 static void add_view(stage *g, const ffpa_tensor *t, bool written)
 {
     int64_t low = 0, high = 1;
-    const int64_t size = (int64_t)tensor_element(t->dtype);
+    const int64_t size = (int64_t)dtype_bytes(t->dtype);
     if (!t->data) return;
     for (int a = 0; a < 4; a++) {
         const int64_t reach = (t->shape[a] - 1) * t->stride[a];

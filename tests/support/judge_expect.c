@@ -48,7 +48,7 @@ void for_each_setting(unsigned dtypes, int64_t d, void (*body)(const setting *s)
 static const char *label(const setting *s)
 {
     static char text[96];
-    snprintf(text, sizeof text, "%s, %s, D=%lld", s->path->name, tensor_dtype(s->dtype),
+    snprintf(text, sizeof text, "%s, %s, D=%lld", s->path->name, dtype_name(s->dtype),
              (long long)s->d);
     return text;
 }

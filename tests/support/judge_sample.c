@@ -205,7 +205,7 @@ static int option_text(const sample *t, char *text, size_t room)
         SAY(",win%lld:%lld", (long long)f->window_left, (long long)f->window_right);
     if (t->t[MASK]) {
         const int64_t *s = t->t[MASK]->view.shape;
-        SAY(",mask=%s:", tensor_dtype(t->t[MASK]->view.dtype));
+        SAY(",mask=%s:", dtype_name(t->t[MASK]->view.dtype));
         for (int a = 0; a < 4; a++) {
             if (s[a] > 1) SAY("%c", "bhqk"[a]);
         }
@@ -228,7 +228,7 @@ const char *sample_text(const sample *t)
     static char text[512];
     const sample_spec *s = &t->spec;
     const int n = snprintf(text, sizeof text, "%s,%s,b%lldh%lldk%lld,q%lldk%lld,d%lldv%lld",
-                           s->backward ? "bwd" : "fwd", tensor_dtype(s->dtype), (long long)s->b,
+                           s->backward ? "bwd" : "fwd", dtype_name(s->dtype), (long long)s->b,
                            (long long)s->hq, (long long)s->hk, (long long)s->nq,
                            (long long)s->nk, (long long)s->d, (long long)s->dv);
     option_text(t, text + n, sizeof text - (size_t)n);

@@ -69,7 +69,7 @@ tensor *tensor_new(int32_t dtype, int64_t b, int64_t h, int64_t n, int64_t d,
     static const tensor_layout plain = {0};
     const tensor_layout *l = layout ? layout : &plain;
     tensor *t = must(calloc(1, sizeof *t));
-    t->size = tensor_element(dtype);
+    t->size = dtype_bytes(dtype);
     t->view = ffpa_tensor_4d(NULL, (ffpa_dtype)dtype, b, h, n, d);
     int64_t first;
     const int64_t span = lay_out(&t->view, l, &first);
@@ -87,7 +87,7 @@ tensor *tensor_map(int32_t dtype, const int64_t shape[4], const int64_t stride[4
 {
     tensor *t = must(calloc(1, sizeof *t));
     t->view.dtype = dtype;
-    t->size = tensor_element(dtype);
+    t->size = dtype_bytes(dtype);
     t->elements = 1;
     for (int a = 0; a < 4; a++) {
         t->view.shape[a] = shape[a];

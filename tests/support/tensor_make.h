@@ -3,6 +3,7 @@
 #ifndef FFPA_TESTS_TENSOR_MAKE_H
 #define FFPA_TESTS_TENSOR_MAKE_H
 
+#include "core/dtype.h"
 #include "ffpa/ffpa.h"
 
 #include <stdbool.h>
@@ -91,9 +92,6 @@ double tensor_round(int32_t dtype, double value);
 
 /* One unit in the last place at 1.0: 2^-23, 2^-10, 2^-7, 2^-52. */
 double tensor_ulp(int32_t dtype);
-
-size_t tensor_element(int32_t dtype);
-const char *tensor_dtype(int32_t dtype);
 
 /* Next number of a 64-bit generator (splitmix64), and one below `bound`, and one in [0, 1). */
 uint64_t tensor_next(uint64_t *rng);

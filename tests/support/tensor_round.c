@@ -5,31 +5,6 @@
 #include <math.h>
 #include <string.h>
 
-size_t tensor_element(int32_t dtype)
-{
-    switch (dtype) {
-    case FFPA_F64:
-    case FFPA_I64: return 8;
-    case FFPA_F32:
-    case FFPA_I32: return 4;
-    case FFPA_F16:
-    case FFPA_BF16: return 2;
-    default: return 1;
-    }
-}
-
-const char *tensor_dtype(int32_t dtype)
-{
-    switch (dtype) {
-    case FFPA_F64: return "f64";
-    case FFPA_F32: return "f32";
-    case FFPA_F16: return "f16";
-    case FFPA_BF16: return "bf16";
-    case FFPA_BOOL: return "bool";
-    default: return "?";
-    }
-}
-
 double tensor_ulp(int32_t dtype)
 {
     switch (dtype) {
