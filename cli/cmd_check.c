@@ -282,6 +282,14 @@ static int check_options_read(check_options *o, int argc, char **argv)
     return DONE;
 }
 
+static bool any_backward(const problem_list *problems)
+{
+    bool any = false;
+    for (int i = 0; i < problems->count; i++)
+        any = any || problems->items[i].op == FFPA_BACKWARD;
+    return any;
+}
+
 int cmd_check(int argc, char **argv)
 {
     check_options o = {.common = common_defaults(argc, argv)};
@@ -289,6 +297,8 @@ int cmd_check(int argc, char **argv)
     check_result r;
     int code = check_options_read(&o, argc, argv), failed = 0;
     if (code == DONE) code = problems_collect(&problems, argc - optind, argv + optind, o.file);
+    if (code == DONE && o.dlse && !any_backward(&problems))
+        code = complain(BAD_USAGE, "--dlse does nothing without a backward problem");
     cJSON *document = o.common.json ? json_document("check") : NULL;
     cJSON *results = document ? cJSON_AddArrayToObject(document, "results") : NULL;
     for (int i = 0; i < problems.count && (code == DONE || code == LIB_FAILED); i++) {

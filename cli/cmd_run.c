@@ -42,13 +42,50 @@ static int open_next(attention_run *r, const char *path)
     return code;
 }
 
+/* Only backward looks at these two. */
+static bool role_used(const run_options *o, int role)
+{
+    return o->grad || (role != ROLE_DOUT && role != ROLE_DLSE);
+}
+
+/* Was it named by --name? Then it must be there. */
+static bool role_named(const run_options *o, int role)
+{
+    return o->names[role] != ROLE_NAMES[role];
+}
+
 static int load_role(attention_run *r, const run_options *o, enum role role,
-                     const input_file *file)
+                     const input_file *file, bool required)
 {
     const array *a = input_find(file, o->names[role]);
+    if (!a && role <= ROLE_V && !role_named(o, role))
+        return complain(BAD_FILE,
+                        "%s: there is no tensor '%s'; --name %s=NAME says what it is called",
+                        file->path, o->names[role], ROLE_NAMES[role]);
+    if (!a && required)
+        return complain(BAD_FILE, "%s: there is no tensor '%s' for %s", file->path,
+                        o->names[role], ROLE_NAMES[role]);
     if (!a) return DONE;
     r->arrays[role] = a;
     return input_tensor(&r->memory, &r->inputs[role], role, file, a, &o->view);
+}
+
+/* Those of the first file, or q k v of the first three, that have no file of their own. */
+static int load_main(attention_run *r, const run_options *o, bool npy)
+{
+    int code = DONE;
+    for (int role = 0; role < (npy ? 3 : ROLE_COUNT) && code == DONE; role++) {
+        if (npy && role_named(o, role))
+            return complain(BAD_USAGE, "--name %s=%s: a .npy file has no names",
+                            ROLE_NAMES[role], o->names[role]);
+        if (role_named(o, role) && !role_used(o, role))
+            return complain(BAD_USAGE, "--name %s=%s does nothing without --grad",
+                            ROLE_NAMES[role], o->names[role]);
+        if (role_used(o, role) && !o->extra[role])
+            code = load_role(r, o, (enum role)role, &r->files[npy ? role : 0],
+                             role <= ROLE_V || role_named(o, role));
+    }
+    return code;
 }
 
 static int load_files(attention_run *r, const run_options *o, int count, char **paths)
@@ -63,23 +100,13 @@ static int load_files(attention_run *r, const run_options *o, int count, char **
                             "%s: give one .safetensors file, or three .npy files: q k v",
                             paths[i]);
     }
-    for (int role = 0; role < (count == 3 ? 3 : ROLE_COUNT); role++)
-        if ((code = load_role(r, o, (enum role)role, &r->files[count == 3 ? role : 0])) != DONE)
-            return code;
+    if ((code = load_main(r, o, count == 3)) != DONE) return code;
     for (int role = 0; role < ROLE_COUNT; role++) {
         if (!o->extra[role]) continue;
         if ((code = open_next(r, o->extra[role])) != DONE) return code;
-        const input_file *file = &r->files[r->file_count - 1];
-        if ((code = load_role(r, o, (enum role)role, file)) != DONE) return code;
-        if (!r->arrays[role])
-            return complain(BAD_FILE, "%s: there is no tensor '%s'", file->path,
-                            o->names[role]);
+        code = load_role(r, o, (enum role)role, &r->files[r->file_count - 1], true);
+        if (code != DONE) return code;
     }
-    for (int role = ROLE_Q; role <= ROLE_V; role++)
-        if (!r->arrays[role])
-            return complain(
-                BAD_FILE, "%s: there is no tensor '%s'; --name %s=NAME says what it is called",
-                paths[0], o->names[role], ROLE_NAMES[role]);
     return DONE;
 }
 

@@ -136,6 +136,7 @@ static int check_together(const run_options *o)
     } pairs[] = {{o->seed >= 0, o->dropout >= 0, "--seed", "--dropout"},
                  {o->extra[ROLE_DOUT], o->grad, "--dout", "--grad"},
                  {o->extra[ROLE_DLSE], o->grad, "--dlse", "--grad"},
+                 {o->lse, o->output, "--lse", "-o"},
                  {o->expect_suffix, o->expect, "--expect-suffix", "--expect"},
                  {o->tolerance >= 0, o->expect, "--tolerance", "--expect"}};
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)

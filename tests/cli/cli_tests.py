@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The program from outside: cli_tests.py [--write] PROGRAM [GROUP...]. Golden files hold what it
 prints, with what varies masked; --write refreshes them."""
+import itertools
 import json
 import math
 import os
@@ -85,6 +86,7 @@ GOLDENS = {
     "option_twice": (BAD_USAGE, ["run", "x.safetensors", "-o", "a.npy", "-o", "b.npy"]),
     "seed_alone": (BAD_USAGE, ["run", "x.safetensors", "--seed", "3"]),
     "dout_alone": (BAD_USAGE, ["run", "x.safetensors", "--dout", "g.npy"]),
+    "dlse_alone": (BAD_USAGE, ["check", SMALL, "--dlse"]),
     "tolerance_alone": (BAD_USAGE, ["run", "x.safetensors", "--tolerance", "0"]),
     "too_many_threads": (LIB_FAILED, ["check", SMALL, "--threads", "9999"]),
     "check_f64": (LIB_FAILED, ["check", "fwd,f64,b1h1,q3k3,d4", "--backend", "reference"]),
@@ -573,6 +575,22 @@ class Results(Folder):
         tensors = dict(GOOD, scales=("F8_E8M0", [3], b"abc"), packed=("F4", [1, 7], b"wxyz"))
         self.assertEqual(self.run_tensors(tensors)[0], self.run_tensors(GOOD)[0])
 
+    def test_a_tensor_asked_for_must_be_there(self):
+        path = self.put("x.safetensors", safetensors(dict(GOOD, mask=("BOOL", [3, 3], [True] * 9))))
+        other = self.put("y.safetensors", safetensors({"bias": ("F32", [3, 3], wave(9))}))
+        one = self.put("one.npy", npy([3, 2], wave(6)))
+        for args, code, words in [(["--name", "sink=nowhere"], BAD_FILE, "no tensor 'nowhere' for sink"),
+                                  (["--mask", other], BAD_FILE, "no tensor 'mask' for mask"),
+                                  (["--mask", other, "--name", "mask=bias"], DONE, ""),
+                                  (["--name", "dlse=nowhere"], BAD_USAGE, "nothing without --grad")]:
+            result = ffpa("run", path, *args)
+            self.assertEqual(result.returncode, code, result.stderr)
+            self.assertIn(words, result.stderr)
+        result = ffpa("run", one, one, one, "--name", "k=key")
+        self.assertEqual(result.returncode, BAD_USAGE)
+        result = ffpa("run", path, "--mask", self.put("m.npy", npy([3, 3], [-math.inf] * 9)), "-o", self.folder / "o.npy")
+        self.assertEqual(read_npy(self.folder / "o.npy")[1], [0.0] * 6)  # it wins over the main file's
+
     def test_npy_orders_types_and_versions(self):
         x = {name: wave(6, step) for name, step in (("q", 0.7), ("k", 1.1), ("v", 0.4))}
         o, _ = attention(*(rows(x[n], 2) for n in "qkv"), 0.5**0.5)
@@ -649,6 +667,22 @@ class Json(Folder):
         for name in ("driver", "compiler", "cache"):
             self.assertIsInstance(found[name]["good"], bool)
             self.assertTrue(found[name]["text"])
+
+    def test_explain_says_what_a_call_says(self):
+        """What explain takes, check runs; what it refuses, check refuses in the same words."""
+        for op, dtype, shape, rest in itertools.product(
+                ("fwd", "bwd"), ("f32", "f64"), ("b2h2k1,q9k9,d8", "b2h2,q0k9,d0v3", "b2h1,q1k0,d1"),
+                ("", ",varlen=9+3", ",varlen=9+3,page4", ",page4", ",varlen=0+0,page3")):
+            for mask in ("", ",mask=bool", ",mask=f16:bhqk", ",mask=f32:"):
+                text = f"{op},{dtype},{shape}{rest}{mask}"
+                explained = ffpa("explain", text, "--json")
+                if explained.returncode == BAD_USAGE or (dtype == "f64" and explained.returncode == DONE):
+                    continue  # no problem at all
+                with self.subTest(text):
+                    checked = ffpa("check", text, "--json")
+                    self.assertEqual(checked.returncode, explained.returncode, checked.stderr)
+                    if dtype == "f32":
+                        self.assertEqual(checked.stderr, explained.stderr)
 
     def test_every_failure_is_a_document(self):
         for command in ("run", "check", "bench", "explain", "prebuild", "doctor", "info"):
