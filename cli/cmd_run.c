@@ -43,13 +43,13 @@ static int open_next(attention_run *r, const char *path)
 }
 
 /* Only backward looks at these two. */
-static bool role_used(const run_options *o, int role)
+static bool role_used(const run_options *o, enum role role)
 {
     return o->grad || (role != ROLE_DOUT && role != ROLE_DLSE);
 }
 
 /* Was it named by --name? Then it must be there. */
-static bool role_named(const run_options *o, int role)
+static bool role_named(const run_options *o, enum role role)
 {
     return o->names[role] != ROLE_NAMES[role];
 }
@@ -74,7 +74,8 @@ static int load_role(attention_run *r, const run_options *o, enum role role,
 static int load_main(attention_run *r, const run_options *o, bool npy)
 {
     int code = DONE;
-    for (int role = 0; role < (npy ? 3 : ROLE_COUNT) && code == DONE; role++) {
+    for (int i = 0; i < (npy ? 3 : ROLE_COUNT) && code == DONE; i++) {
+        const enum role role = (enum role)i;
         if (npy && role_named(o, role))
             return complain(BAD_USAGE, "--name %s=%s: a .npy file has no names",
                             ROLE_NAMES[role], o->names[role]);
@@ -82,7 +83,7 @@ static int load_main(attention_run *r, const run_options *o, bool npy)
             return complain(BAD_USAGE, "--name %s=%s does nothing without --grad",
                             ROLE_NAMES[role], o->names[role]);
         if (role_used(o, role) && !o->extra[role])
-            code = load_role(r, o, (enum role)role, &r->files[npy ? role : 0],
+            code = load_role(r, o, role, &r->files[npy ? i : 0],
                              role <= ROLE_V || role_named(o, role));
     }
     return code;
