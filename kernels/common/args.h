@@ -69,6 +69,8 @@ typedef struct k_map {
     FFPA_ALIGN64 unsigned char opaque[128];
 } k_map;
 
+enum { K_MAX_SPLITS = 256 }; /* parts of the keys, at most */
+
 /* sm80/fwd_sm80.cuh */
 typedef struct fwd_args {
     k_tensor q, k, v, o, lse; /* lse.data NULL = not wanted; with FFPA_SPLIT o and lse are not used */
@@ -134,7 +136,8 @@ typedef struct combine_args {
     const float *o_part, *lse_part;
     k_tensor o, lse;
     k_sequences seq;
-    int hq, splits, dv, reserved;
+    int hq, splits, dv;
+    int slices;               /* CTAs of a row: each has every so-manieth run of 64 columns */
 } combine_args;
 
 /* any/merge.cuh */

@@ -127,11 +127,11 @@ static void choose_grid(const problem *p, forward_choice *x)
                                p->sources & VARLEN_Q, x->bm);
 }
 
-/* Split the keys when there are too few blocks for the processors: each part at least four tiles of keys,
+/* Split the keys when there are too few blocks for the processors: each part at least two tiles of keys,
  * and partial results within the workspace limit. */
 static void choose_splits(const problem *p, const cuda_device *device, forward_choice *x)
 {
-    enum { MIN_TILES = 4, MAX_SPLITS = 256 };
+    enum { MIN_TILES = 2 };
     const ffpa_problem *a = &p->ask;
     const int64_t blocks = (int64_t)x->heads * x->tiles;
     const int64_t key_tiles = (a->nk + x->bn - 1) / x->bn;
@@ -141,7 +141,7 @@ static void choose_splits(const problem *p, const cuda_device *device, forward_c
     if (splits > key_tiles / MIN_TILES) splits = key_tiles / MIN_TILES;
     if (part && (uint64_t)splits > p->workspace_limit_bytes / part)
         splits = (int64_t)(p->workspace_limit_bytes / part);
-    if (splits > MAX_SPLITS) splits = MAX_SPLITS;
+    if (splits > K_MAX_SPLITS) splits = K_MAX_SPLITS;
     x->splits = splits > 1 ? (int)splits : 1;
 }
 
@@ -293,6 +293,15 @@ static ffpa_status run_attention(const cuda_plan *own, const call *c, const k_se
     return cuda_launch(own->device, own->kernels[0], c->f.stream, grid, &args);
 }
 
+/* A row's columns go to several blocks when there are few rows. */
+static int combine_slices(const cuda_device *device, int64_t rows, int64_t dv)
+{
+    enum { COLUMNS = 64, EACH = 4 }; /* of a run; blocks that a processor should have */
+    const int64_t runs = ceil_div(dv, COLUMNS);
+    const int64_t wanted = rows > 0 ? (int64_t)device->sms * EACH / rows : 1;
+    return (int)(wanted > runs ? runs : wanted > 1 ? wanted : 1);
+}
+
 static ffpa_status run_combine(const cuda_plan *own, const call *c, const k_sequences *seq,
                                char *workspace)
 {
@@ -306,7 +315,9 @@ static ffpa_status run_combine(const cuda_plan *own, const call *c, const k_sequ
                          .splits = x->splits,
                          .dv = x->spare ? 1 : (int)c->f.v.shape[3]};
     if (x->spare) args.o = (k_tensor){.data = workspace + x->spare_at};
-    const cuda_grid grid = {ceil_div(args.hq * seq->total_q, 8), 256};
+    const int64_t rows = args.hq * seq->total_q;
+    args.slices = combine_slices(own->device, rows, args.dv);
+    const cuda_grid grid = {rows * args.slices, 256};
     return cuda_launch(own->device, own->kernels[x->combine], c->f.stream, grid, &args);
 }
 
