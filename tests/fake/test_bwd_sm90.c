@@ -9,21 +9,6 @@
 
 #include <time.h>
 
-static int set_up(void **state)
-{
-    fake_reset();
-    fake_allocations_fail_at(0);
-    *state = fake_context(NULL, JIT_ON);
-    return *state ? 0 : 1;
-}
-
-static int tear_down(void **state)
-{
-    fake_context_free(*state);
-    return FAKE.depth || FAKE.retained || FAKE.modules || FAKE.libraries || FAKE.programs ||
-           fake_allocations_alive();
-}
-
 static ffpa_status backward(ffpa_context *ctx, device_call *c)
 {
     TRY(ffpa_backward_workspace(ctx, &c->g, &c->g.workspace_bytes));
@@ -261,7 +246,7 @@ static void the_host_needs_microseconds(void **state)
 
 int main(void)
 {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, fake_set_up, fake_tear_down)
     const struct CMUnitTest tests[] = {
         TEST(three_kernels_when_d_is_dv),
         TEST(maps_are_made_once),

@@ -10,20 +10,12 @@
 #include <stdlib.h>
 #include <time.h>
 
+/* The kernels that every architecture has, on the oldest. */
 static int set_up(void **state)
 {
-    fake_reset();
+    const int failed = fake_set_up(state);
     FAKE.cc = 80;
-    fake_allocations_fail_at(0);
-    *state = fake_context(NULL, JIT_ON);
-    return *state ? 0 : 1;
-}
-
-static int tear_down(void **state)
-{
-    fake_context_free(*state);
-    return FAKE.depth || FAKE.retained || FAKE.modules || FAKE.libraries || FAKE.programs ||
-           fake_allocations_alive();
+    return failed;
 }
 
 static ffpa_status backward(ffpa_context *ctx, device_call *c)
@@ -254,7 +246,7 @@ static void the_host_needs_microseconds(void **state)
 
 int main(void)
 {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, fake_tear_down)
     const struct CMUnitTest tests[] = {
         TEST(five_kernels_when_all_fits),
         TEST(only_what_is_asked_for_is_computed),
