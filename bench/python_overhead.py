@@ -4,7 +4,6 @@ problems whose work is done before the next call is made.
 
     python_overhead.py [--device cuda] [--commit HASH]"""
 import argparse
-import ctypes
 import datetime
 import statistics
 import time

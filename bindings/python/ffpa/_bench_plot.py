@@ -14,7 +14,8 @@ def plot(results, title, path):
     units = list(dict.fromkeys(rows[0].unit for rows in results))
     groups = {unit: [rows for rows in results if rows[0].unit == unit] for unit in units}
     widest = max(len(g) for g in groups.values())
-    figure, panels = pyplot.subplots(len(units), 1, figsize=(max(7.0, 1.9 * widest + 2), 3.6 * len(units) + 0.9), squeeze=False)
+    size = (max(7.0, 1.9 * widest + 2), 3.6 * len(units) + 0.9)
+    figure, panels = pyplot.subplots(len(units), 1, figsize=size, squeeze=False)
     names = [r.implementation for r in results[0] if any(
         other.rate for rows in results for other in rows if other.implementation == r.implementation)]
     colours = dict(zip(names, ["#c0392b"] + ["#34495e", "#5d8aa8", "#8fb7cc", "#bfc9ca", "#7d8b69", "#a3ad85", "#d5c9a7"]))

@@ -42,7 +42,8 @@ def attention(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa, extra):
     o, lse = with_backend(rows, extra.sink, extra.alibi, options, extra.return_lse)
     if not is_compiling() and options.forward_backend in BACKENDS and all(a is b for a, b in zip(given, rows)) \
             and not dropout_p and extra.sink is None is extra.alibi and is_plain(given):
-        _torch_fast.remember(q, k, v, mask, (is_causal, scale, enable_gqa, *extra[:3], *extra[6:9], extra.return_lse), options)
+        call = (is_causal, scale, enable_gqa, *extra[:3], *extra[6:9], extra.return_lse)  # as ffpa_attn_func has it
+        _torch_fast.remember(given, call, options)
     if q.dim() != 4 or o.shape[:2] != q.shape[:2]:
         o, lse = unbroadcast(o, lse, q, k, v)
     return (o, lse.squeeze(-1)) if extra.return_lse else o

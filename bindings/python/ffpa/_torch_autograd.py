@@ -128,7 +128,8 @@ def check_sdpa_knows(tensors, options, dlse=None):
         ("window", options.window is not None), ("softcap", options.softcap), ("sink", tensors.sink is not None),
         ("alibi", tensors.alibi is not None), ("packed sequences", tensors.cu_q is not None),
         ("causal_align='bottom_right' with different lengths", bottom_right),
-        ("the gradient of lse", dlse is not None), ("a mask together with is_causal", tensors.mask is not None and options.causal),
+        ("the gradient of lse", dlse is not None),
+        ("a mask together with is_causal", tensors.mask is not None and options.causal),
         ("dropout in a backward pass of its own", options.dropout_p and options.forward_backend != "sdpa"),
     ) if there]
     if foreign:

@@ -43,9 +43,9 @@ class Entry:
         return found
 
 
-def remember(q, k, v, mask, call, options):
+def remember(given, call, options):
     """A call that the general way took as it is: four axes each, no broadcasting, one backend of the library."""
-    _known.put(key_of(q, k, v, mask, call), Entry(options))
+    _known.put(key_of(*given, call), Entry(options))
 
 
 def attempt(q, k, v, mask, call):
@@ -64,7 +64,8 @@ def attempt(q, k, v, mask, call):
     if not is_plain(inputs):
         return None
     want_lse = call[-1]
-    if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or mask is not None and mask.requires_grad):
+    if _grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or
+                            mask is not None and mask.requires_grad):
         found = Attention.apply(entry.problem(inputs, True), entry.options, want_lse, *inputs)
     else:
         found = _run.run(memory, entry.problem(inputs, want_lse), inputs)

@@ -197,7 +197,9 @@ def measure(p, device, budget):
             rows.append(Row(p.text, name, None, None, unit, None, notes[name]))
             continue
         median = statistics.median(times[name])
-        apart = max((a - b).abs().max().item() for a, b in zip(answers[name], answers["ffpa"])) if "ffpa" in answers else None
+        apart = None
+        if "ffpa" in answers:
+            apart = max((a - b).abs().max().item() for a, b in zip(answers[name], answers["ffpa"]))
         rows.append(Row(p.text, name, median * 1e3, work / median / scale, unit, apart, ""))
     return rows
 
