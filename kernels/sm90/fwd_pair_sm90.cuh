@@ -350,7 +350,7 @@ FFPA_DEVICE void consume_tile(Math &w, const fwd_pair_args &a, int id, int numbe
     release_all<FLIGHT>(w);
     pin(w.o);
     free_p(w);
-    const BadRows bad = GUARDED ? bad_rows(w, inverse) : BadRows{0, 0};
+    const BadRows bad = GUARDED ? bad_rows(w) : BadRows{0, 0};
     store_o(w, a, inverse);
     if (GUARDED) guard(w, a, bad, inverse);
 }

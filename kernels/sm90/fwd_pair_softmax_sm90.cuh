@@ -329,15 +329,15 @@ FFPA_DEVICE void store_o(const Math &w, const fwd_pair_args &a, const float (&in
 struct BadRows {
     u32 low, high;
 };
-FFPA_DEVICE BadRows bad_rows(const Math &w, const float (&inverse)[2])
+FFPA_DEVICE BadRows bad_rows(const Math &w)
 {
-    float sum[2] = {inverse[0] - inverse[0], inverse[1] - inverse[1]}; // NaN and Inf survive a product with 0 and a sum
+    float sum[2] = {0.0f, 0.0f}; // NaN and Inf survive a product with 0 and a sum
 #pragma unroll
     for (int x = 0; x < DH / 2; x++) sum[x >> 1 & 1] = fmaf(w.o[x], 0.0f, sum[x >> 1 & 1]);
     return {__ballot_sync(~0u, sum[0] != 0.0f), __ballot_sync(~0u, sum[1] != 0.0f)};
 }
 
-// Rows whose O is not finite are computed again. O must have been stored.
+// Rows whose O is not finite are computed again, unless a key that they see made their sum NaN. O must have been stored.
 FFPA_DEVICE void guard(const Math &w, const fwd_pair_args &a, const BadRows &bad, const float (&inverse)[2])
 {
     if ((bad.low | bad.high) == 0) return;
@@ -356,6 +356,6 @@ FFPA_DEVICE void guard(const Math &w, const fwd_pair_args &a, const BadRows &bad
         if (lanes == 0 || first + x >= t.seq.nq) continue;
         const float m = __shfl_sync(~0u, x < 8 ? w.m[0] : w.m[1], 4 * (x & 7));
         const RowEnd end = {__shfl_sync(~0u, x < 8 ? inverse[0] : inverse[1], 4 * (x & 7)), 0.0f};
-        row_again(a, t.seq, t.head, first + x, end, m, columns);
+        if (end.inverse == end.inverse) row_again(a, t.seq, t.head, first + x, end, m, columns);
     }
 }

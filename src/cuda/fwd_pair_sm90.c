@@ -28,8 +28,8 @@ static const char *refusal(const problem *p)
         return "q, k, v and o need rows at 16 bytes and positive strides";
     if (p->sources & (CACHE_LENGTHS | CACHE_PAGED)) return "takes no KV cache";
     if (a->has_scale && !(a->scale > 0.0f)) return "takes no scale of zero or below";
-    if ((a->mask_dtype || a->alibi || a->softcap > 0 || p->dropping) && (d > 5 || dv > 5))
-        return "takes a mask, ALiBi, softcap or dropout up to D and Dv of 320";
+    if ((a->mask_dtype || a->alibi || a->softcap > 0 || p->dropping) && (d > 7 || dv > 7))
+        return "takes a mask, ALiBi, softcap or dropout up to D and Dv of 448";
     if (p->row_subset) return "takes no subset of rows";
     if (p->total_q == 0 || p->total_k == 0 || a->hq == 0) return "needs a query and a key";
     return NULL;

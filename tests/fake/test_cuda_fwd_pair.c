@@ -1,4 +1,4 @@
-/* test_fwd_pair_sm90.c - forward on pairs of blocks, as the driver sees it: what is launched, what a warm call costs
+/* test_cuda_fwd_pair.c - forward on pairs of blocks, as the driver sees it: what is launched, what a warm call costs
  * it, which problems are taken, refused, or left to another family. */
 #include "fake/device_call.h"
 #include "fake/fake_cuda.h"
@@ -108,7 +108,7 @@ static void what_it_does_not_take_runs_on_sm80(void **state)
         const char *problem, *reason;
     } cases[] = {
         {"fwd,f32,b1h32,q500k500,d512", "sm90_pair: takes f16 and bf16"},
-        {"fwd,bf16,b1h32,q500k500,d512,softcap5", "up to D and Dv of 320"},
+        {"fwd,bf16,b1h32,q500k500,d512,softcap5", "up to D and Dv of 448"},
         {"fwd,bf16,b1h32,q500k500,d512v500", "Dv a multiple of 8"},
         {"fwd,bf16,b1h32,q500k500,d324v512", "need rows at 16 bytes"},
         {"fwd,bf16,b1h32,q500k500,d512,scale-1", "no scale of zero or below"},
