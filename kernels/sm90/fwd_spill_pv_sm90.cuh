@@ -208,7 +208,8 @@ template <bool TWO> FFPA_DEVICE void guard(const fwd_spill_args &a, const Item &
         const i64 at = ((i64)t.local * 2 * a.q_tiles + t.row64) * 64 + x;
         const float o = mine ? element_get_alone(row_at(a.o, b, h, row), columns[0], DTYPE) : 0.0f;
         const int column[1] = {mine ? columns[0] : -1};
-        if (__any_sync(~0u, !(fabsf(o) < FFPA_INF))) row_again(a, s, h, row, {a.inverse[at], 0.0f}, a.base[at], column);
+        const float inverse = a.inverse[at]; // NaN: a key that the row sees made it so
+        if (inverse == inverse && __any_sync(~0u, !(fabsf(o) < FFPA_INF))) row_again(a, s, h, row, {inverse, 0.0f}, a.base[at], column);
     }
 }
 

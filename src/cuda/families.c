@@ -7,6 +7,7 @@
 #include "cuda/cuda_forward.h"
 #include "cuda/fwd_one_sm90.h"
 #include "cuda/fwd_pair_sm90.h"
+#include "cuda/fwd_spill_sm90.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -16,6 +17,8 @@ const family FAMILIES[] = {
      fwd_one_choose, fwd_one_run, true},
     {"sm90_pair", FFPA_FORWARD, 90, 90, pair_supports, pair_prefers, sizeof(pair_choice),
      pair_choose, pair_run, true},
+    {"sm90_spill", FFPA_FORWARD, 90, 90, spill_supports, spill_prefers, sizeof(spill_choice),
+     spill_choose, spill_run, true},
     {"sm80", FFPA_FORWARD, 80, 999, forward_supports, NULL, sizeof(forward_choice),
      forward_choose, forward_run, false},
     {"sm90", FFPA_BACKWARD, 90, 90, backward_sm90_supports, NULL, sizeof(backward_choice),

@@ -1,0 +1,142 @@
+/* test_cuda_fwd_spill.c - forward with P in the workspace, as the driver sees it: chunks of heads and rows, the layout of the
+ * workspace, what is taken and what is left to another family. */
+#include "fake/device_call.h"
+#include "fake/fake_cuda.h"
+#include "support/unit.h"
+
+#include "common/args.h"
+#include "cuda/families.h"
+
+#include <string.h>
+
+static ffpa_status forward(ffpa_context *ctx, device_call *c)
+{
+    TRY(ffpa_forward_workspace(ctx, &c->f, &c->f.workspace_bytes));
+    return ffpa_forward(ctx, &c->f);
+}
+
+static fwd_spill_args args_of(int launch)
+{
+    fwd_spill_args args;
+    memcpy(&args, FAKE.launches[launch].args, sizeof args);
+    return args;
+}
+
+static void two_kernels_a_chunk(void **state)
+{
+    device_call c;
+    device_call_make(&c, "fwd,bf16,b2h4k2,q1000k1500,d640,causal,bnhd", 1);
+    assert_ok(forward(*state, &c));
+    assert_string_equal(ffpa_last_path(), "cuda/sm90_spill/forward");
+    assert_int_equal(FAKE.launch_count, 2);
+    assert_int_equal(FAKE.memsets, 1); /* the block of zeros */
+    assert_non_null(strstr(FAKE.launches[0].kernel, "fwd_spill_p_"));
+    assert_non_null(strstr(FAKE.launches[1].kernel, "fwd_spill_pv_"));
+    const fwd_spill_args args = args_of(0);
+    assert_int_equal(args.heads, 8);
+    assert_int_equal(args.group, 2);
+    assert_int_equal(args.q_tiles, 8);
+    assert_int_equal(args.k_blocks, 24);
+    assert_int_equal(args.k_tiles, 8);
+    assert_ptr_equal(args.p, c.f.workspace);
+    /* P, zeros, flags, factors, inverses and bases follow one another and fit */
+    const char *at = args.p;
+    assert_true((const char *)args.zero >= at + (size_t)8 * 16 * 24 * 8192);
+    assert_true((const char *)args.moved >= (const char *)args.zero + 8192);
+    assert_true((const char *)args.factor >= (const char *)(args.moved + (size_t)8 * 16 * 8));
+    assert_true(args.inverse >= args.factor + (size_t)8 * 16 * 8 * 64);
+    assert_true(args.base >= args.inverse + (size_t)8 * 16 * 64);
+    assert_true((const char *)(args.base + (size_t)8 * 16 * 64) <= at + c.f.workspace_bytes);
+}
+
+static void chunks_cover_every_head_and_row_once(void **state)
+{
+    static const uint64_t limits[] = {(uint64_t)1 << 22, (uint64_t)1 << 24, (uint64_t)1 << 26,
+                                      (uint64_t)1 << 30};
+    int fewest = 1 << 30;
+    for (size_t i = 0; i < COUNT(limits); i++) {
+        device_call c;
+        int seen[8][8] = {{0}}; /* head, tile of 128 rows */
+        FAKE.launch_count = 0;
+        device_call_make(&c, "fwd,bf16,b2h4,q1000k1500,d1024", 0);
+        c.f.workspace_limit_bytes = limits[i];
+        assert_ok(forward(*state, &c));
+        assert_string_equal(ffpa_last_path(), "cuda/sm90_spill/forward");
+        assert_true(c.f.workspace_bytes <= limits[i]);
+        for (int l = 0; l < FAKE.launch_count; l += 2) {
+            const fwd_spill_args a = args_of(l);
+            assert_int_equal(a.row0 % 384, 0);
+            for (int h = 0; h < a.heads; h++)
+                for (int t = 0; t < a.q_tiles; t++)
+                    seen[a.head0 + h][a.row0 / 128 + t]++;
+        }
+        for (int x = 0; x < 64; x++)
+            assert_int_equal(seen[x / 8][x % 8], 1);
+        assert_true(FAKE.launch_count <= fewest);
+        fewest = FAKE.launch_count;
+    }
+    assert_int_equal(fewest, 2);
+}
+
+static void a_warm_call_only_enqueues(void **state)
+{
+    device_call c;
+    device_call_make(&c, "fwd,f16,b1h32,q2048k512,d768", 0);
+    assert_ok(forward(*state, &c));
+    const int calls = FAKE.calls, made = fake_allocations();
+    assert_ok(ffpa_forward(*state, &c.f));
+    assert_int_equal(FAKE.calls, calls + 5); /* context in and out, memset, two launches */
+    assert_int_equal(fake_allocations(), made);
+}
+
+static void what_it_does_not_take_runs_on_sm80(void **state)
+{
+    static const struct {
+        const char *problem, *reason;
+    } cases[] = {
+        {"fwd,bf16,b1h32,q500k500,d640,softcap5", "no mask, ALiBi, softcap or dropout"},
+        {"fwd,bf16,b1h32,q500k500,d640,scale0", "no scale of zero or below"},
+        {"fwd,bf16,b1h32,q500k500,d300v1024", "takes D from 321 to 1024"},
+        {"fwd,bf16,b1h1,q500k500,d640", "4 tiles of 128 rows of 500 do not fill the GPU"},
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        device_call c;
+        char why[300];
+        problem p;
+        cuda_device device;
+        device_call_make(&c, cases[i].problem, 0);
+        assert_ok(forward(*state, &c));
+        assert_string_equal(ffpa_last_path(), "cuda/sm80/forward");
+        assert_ok(problem_of_ask(&p, &c.ask, "test"));
+        problem_move(&p, FFPA_CUDA(0));
+        assert_ok(cuda_device_of_arch("sm_90a", &device));
+        assert_null(family_for(&p, &device, "sm90_pair", why, sizeof why));
+        family_for(&p, &device, NULL, why, sizeof why);
+        if (!strstr(why, cases[i].reason))
+            fail_msg("%s: '%s' does not say '%s'", cases[i].problem, why, cases[i].reason);
+    }
+}
+
+static void too_small_a_workspace_is_left_to_sm80(void **state)
+{
+    device_call c;
+    device_call_make(&c, "fwd,bf16,b1h32,q1000k100000,d640", 0);
+    c.f.workspace_limit_bytes = 1 << 20;
+    assert_ok(forward(*state, &c));
+    assert_string_equal(ffpa_last_path(), "cuda/sm80/forward");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(two_kernels_a_chunk, fake_set_up, fake_tear_down),
+        cmocka_unit_test_setup_teardown(chunks_cover_every_head_and_row_once, fake_set_up,
+                                        fake_tear_down),
+        cmocka_unit_test_setup_teardown(a_warm_call_only_enqueues, fake_set_up, fake_tear_down),
+        cmocka_unit_test_setup_teardown(what_it_does_not_take_runs_on_sm80, fake_set_up,
+                                        fake_tear_down),
+        cmocka_unit_test_setup_teardown(too_small_a_workspace_is_left_to_sm80, fake_set_up,
+                                        fake_tear_down),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
