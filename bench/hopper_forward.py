@@ -50,7 +50,7 @@ class Case:
         params = ffpa.forward_params(q, k, v, o, lse, self.causal)
         self.keep = (q, k, v, o, lse, ffpa.memory)
         argument = ctypes.byref(params)
-        ffpa.call("ffpa_forward", params)
+        ffpa.call("ffpa_forward", ffpa.context, params)
         self.path = ffpa.path()
         self.run = lambda: ffpa.lib.ffpa_forward(ffpa.context, argument)
 
