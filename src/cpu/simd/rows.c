@@ -103,8 +103,10 @@ static void from_lanes(float *rows, const float *panel, ptrdiff_t n)
 {
     for (ptrdiff_t d = 0; d < n; d += VL) {
         vf x[VL];
-        UNROLL for (int i = 0; i < VL; i++) x[i] =
-            d + i < n ? vload(panel + (d + i) * NR) : vzero();
+        UNROLL for (int i = 0; i < VL; i++)
+        {
+            x[i] = d + i < n ? vload(panel + (d + i) * NR) : vzero();
+        }
         vtranspose(x);
         UNROLL for (int i = 0; i < VL; i++) vstore(rows + i * PIECE + d, x[i]);
     }
