@@ -197,7 +197,8 @@ def main():
     torch.set_num_threads(args.threads)
     ffpa = Ffpa(args.library, args.threads)
     head = ["# %s; %d threads; torch %s; %s; commit %s; %s" % (
-        processor(), args.threads, torch.__version__, ffpa.describe(), commit(), datetime.date.today())]
+        processor(), args.threads, torch.__version__, re.sub(r" cache=\S+", "", ffpa.describe()), commit(),
+        datetime.date.today())]
     rows = ["case,unit,ffpa,torch,ratio,share_of_copy,max_abs_difference"]
     roof = lambda: "# roof: GEMM 2048^3 f32 %.0f GFLOP/s; copy %.1f GB/s (read + write)" % (
         gemm_gflops(torch.float32), copy_gbytes())
