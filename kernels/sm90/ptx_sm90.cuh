@@ -79,17 +79,6 @@ FFPA_DEVICE bool mbar_try_cluster(u32 bar, u32 parity)
     return done;
 }
 
-// The same within the CTA, without waiting.                         [mbarrier.test_wait.parity]
-FFPA_DEVICE bool mbar_test(u32 bar, u32 parity)
-{
-    u32 done;
-    asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-                 : "=r"(done)
-                 : "r"(bar), "r"(parity)
-                 : "memory");
-    return done;
-}
-
 // Until the phase of this parity has completed. FFPA_WATCHDOG: trap after so many tries instead of hanging.
 FFPA_DEVICE void mbar_wait(u32 bar, u32 parity)
 {
@@ -119,29 +108,6 @@ FFPA_DEVICE void tma_load_5d(u32 dst, const k_map *map, u32 bar, int x, int y, i
                  : "memory");
 }
 
-// The same with an L2 policy.                                     [.L2::cache_hint]
-FFPA_DEVICE void tma_load_4d_hint(u32 dst, const k_map *map, u32 bar, int x, int y, int z, int w, u64 policy)
-{
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                 "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(dst), "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z),
-                 "r"(w), "l"(policy)
-                 : "memory");
-}
-
-// Policies for it.                                                [createpolicy.fractional]
-FFPA_DEVICE u64 policy_evict_first()
-{
-    u64 p;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
-    return p;
-}
-FFPA_DEVICE u64 policy_evict_normal()
-{
-    u64 p;
-    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(p));
-    return p;
-}
-
 // Write a shared box to a tensor; what lies outside is dropped.       [cp.async.bulk.tensor store]
 FFPA_DEVICE void tma_store_4d(const k_map *map, u32 src, int x, int y, int z, int w)
 {
@@ -149,9 +115,6 @@ FFPA_DEVICE void tma_store_4d(const k_map *map, u32 src, int x, int y, int z, in
                  "r"(src), "r"(x), "r"(y), "r"(z), "r"(w)
                  : "memory");
 }
-
-// Bring a tensor map into the descriptor cache.                          [prefetch.tensormap]
-FFPA_DEVICE void map_prefetch(const k_map *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
 // Fetch `bytes` of contiguous memory into shared memory.                     [cp.async.bulk]
 FFPA_DEVICE void bulk_load(u32 dst, const void *src, u32 bytes, u32 bar)
@@ -272,20 +235,6 @@ FFPA_DEVICE void stmatrix4_trans(u32 addr, u32 x0, u32 x1, u32 x2, u32 x3)
 
 // ---- the rest
 
-// Products of two pairs.                                     [mul.rn.bf16x2, mul.rn.f16x2]
-FFPA_DEVICE u32 mul_bf16(u32 a, u32 b)
-{
-    u32 r;
-    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-    return r;
-}
-FFPA_DEVICE u32 mul_f16(u32 a, u32 b)
-{
-    u32 r;
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
-    return r;
-}
-
 // c + a b for two pairs.                                      [fma.rn.bf16x2, fma.rn.f16x2]
 FFPA_DEVICE u32 fma_bf16(u32 a, u32 b, u32 c)
 {
@@ -297,14 +246,6 @@ FFPA_DEVICE u32 fma_f16(u32 a, u32 b, u32 c)
 {
     u32 r;
     asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
-    return r;
-}
-
-// log2 x.                                                               [lg2.approx.ftz]
-FFPA_DEVICE float lg2(float x)
-{
-    float r;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
 
@@ -323,18 +264,12 @@ FFPA_DEVICE void stg128(void *p, const u32 (&x)[4])
                  : "memory");
 }
 
-// Read-only loads that stay where they are written, because their latency is planned.   [ld.global.nc]
+// Read-only load that stays where it is written, because its latency is planned.   [ld.global.nc]
 FFPA_DEVICE float ldg_f32(const float *p)
 {
     float x;
     asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(x) : "l"(p));
     return x;
-}
-FFPA_DEVICE void ldg128(u32 (&x)[4], const void *p)
-{
-    asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
-                 : "l"(p));
 }
 
 // Programmatic dependent launch: the next grid may be set up; until the grid before is complete.   [griddepcontrol]
