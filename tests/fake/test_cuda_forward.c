@@ -213,11 +213,11 @@ static bool forgiven(const char *name)
 }
 
 /* Each call of driver and compiler fails once, from a cold start to the launch. */
-static void every_call_may_fail(void **state)
+static void fail_each_call(void **state, const char *text)
 {
     device_call c;
     int n = 1;
-    device_call_make(&c, "fwd,bf16,b2h32k4,q1k32768,d512", 0);
+    device_call_make(&c, text, 0);
     fake_context_free(*state);
     for (;; n++) {
         fake_reset();
@@ -246,12 +246,26 @@ static void every_call_may_fail(void **state)
     assert_true(n > 40);
 }
 
+static void every_call_may_fail(void **state)
+{
+    fail_each_call(state, "fwd,bf16,b2h32k4,q1k32768,d512");
+}
+
+static void every_call_with_tensor_maps_may_fail(void **state)
+{
+    fail_each_call(state, "fwd,bf16,b1h32,q500k500,d512");
+    fake_context_free(*state);
+    fake_reset();
+    *state = fake_context(NULL, JIT_ON);
+    fail_each_call(state, "fwd,bf16,b1h32,q500k500,d640");
+}
+
 static void every_allocation_may_fail(void **state)
 {
     device_call c;
     int n = 0;
     bool reached = true;
-    device_call_make(&c, "fwd,bf16,b1h2,q128k128,d64", 0);
+    device_call_make(&c, "fwd,bf16,b1h32,q500k500,d512", 0);
     fake_context_free(*state);
     *state = NULL;
     while (reached) {
@@ -332,6 +346,7 @@ int main(void)
         TEST(host_tensors_and_f64_are_refused_with_reasons),
         TEST(a_machine_without_a_usable_gpu_says_why),
         TEST(every_call_may_fail),
+        TEST(every_call_with_tensor_maps_may_fail),
         TEST(every_allocation_may_fail),
         TEST(the_host_needs_microseconds),
         TEST(merges_go_to_the_tensors_device),
