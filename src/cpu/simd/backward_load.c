@@ -16,16 +16,6 @@ void backward_sequence(backward_work *w, int64_t b, int64_t hk)
     w->at[1] = hk;
 }
 
-static bool row_finite(const float *x, ptrdiff_t n)
-{
-    const vf limit = vset(INFINITY);
-    vi bad = viset(0);
-    ptrdiff_t i = 0;
-    for (; i + VL <= n; i += VL)
-        bad |= ~(vabs(vload(x + i)) < limit);
-    return !vany(bad | ~(vabs(vload_first(x + i, n - i)) < limit));
-}
-
 /* Key rows of one tensor, with zeros up to the padded width. */
 static void load_keys(const backward_work *w, float *dst, ptrdiff_t ld, const ffpa_tensor *t)
 {

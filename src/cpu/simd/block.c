@@ -175,19 +175,6 @@ static void drop_weights(const block_state *st, const block_scratch *w, int p, f
         vstore(s + i, vload(s + i) * vload(w->keep + i));
 }
 
-static bool row_finite(const float *x, ptrdiff_t n)
-{
-    const vf limit = vset(INFINITY);
-    vi bad = viset(0);
-    ptrdiff_t i = 0;
-    for (; i + VL <= n; i += VL)
-        bad |= ~(vabs(vload(x + i)) < limit);
-    bool finite = !vany(bad);
-    for (; i < n; i++)
-        finite = finite && fabsf(x[i]) < INFINITY;
-    return finite;
-}
-
 /* A masked tile whose V holds NaN or infinity: 0 * NaN must not reach the rows that may not see that
  * key. Such rows of V are taken out of the tile and marked; returns how many there are. */
 static int take_odd_values(const tiles *t, const block_scratch *w, ptrdiff_t n,

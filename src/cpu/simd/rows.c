@@ -75,6 +75,16 @@ void row_store(void *dst, int32_t dtype, int64_t stride, const float *src, ptrdi
         element_store(dst, dtype, i * stride, src[i]);
 }
 
+bool row_finite(const float *x, ptrdiff_t n)
+{
+    const vf limit = vset(INFINITY);
+    vi bad = viset(0);
+    ptrdiff_t i = 0;
+    for (; i + VL <= n; i += VL)
+        bad |= ~(vabs(vload(x + i)) < limit);
+    return !vany(bad | ~(vabs(vload_first(x + i, n - i)) < limit));
+}
+
 void rows_load_keys(float *dst, ptrdiff_t ld, const row_block *rb, const ffpa_tensor *t,
                     int64_t j0, ptrdiff_t n)
 {

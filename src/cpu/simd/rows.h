@@ -47,6 +47,10 @@ void row_load(float *dst, const void *src, int32_t dtype, int64_t stride, ptrdif
 #define row_store ISA_NAME(row_store)
 void row_store(void *dst, int32_t dtype, int64_t stride, const float *src, ptrdiff_t n);
 
+/* Are all n floats finite? */
+#define row_finite ISA_NAME(row_finite)
+bool row_finite(const float *x, ptrdiff_t n);
+
 /* Keys j0 .. j0 + n - 1 of k or v, head hk, as f32 rows `ld` apart. */
 #define rows_load_keys ISA_NAME(rows_load_keys)
 void rows_load_keys(float *dst, ptrdiff_t ld, const row_block *rb, const ffpa_tensor *t,
