@@ -1,6 +1,7 @@
 /* test_cpu_forward.c - the fast forward around every edge of its tiles and on each of its routes: tiles
  * of query rows as lanes, few rows, split keys, bf16 pairs; on every instruction set of this machine. */
 #include "support/ref_trial.h"
+#include "support/tensor_make.h"
 #include "support/unit.h"
 
 #include "core/plan.h"
@@ -328,6 +329,52 @@ static void same_bits(trial_size z, ffpa_dtype dtype, change_fn *change)
     }
 }
 
+/* ---- rounding ---- */
+
+static void fill_random(const ffpa_tensor *t, ffpa_dtype dtype, uint64_t seed)
+{
+    for (int64_t n = 0; n < tensor_count(t); n++)
+        tensor_set_nth(t, n, tensor_round((int32_t)dtype, tensor_unit(&seed) - .5));
+}
+
+/* Root mean square of what LSE of random Q and K is off by. With one key it is the score itself. */
+static double lse_error(trial_size z, ffpa_dtype dtype, const backend *be)
+{
+    trial *runs[] = {trial_new(z, FFPA_F64), trial_new(z, dtype)};
+    for (size_t r = 0; r < COUNT(runs); r++) {
+        fill_random(&runs[r]->c.f.q, dtype, 1);
+        fill_random(&runs[r]->c.f.k, dtype, 2);
+        trial_forward(runs[r], r ? be : &reference_backend);
+    }
+    const ffpa_tensor *exact = &runs[0]->c.f.lse, *lse = &runs[1]->c.f.lse;
+    double sum = 0;
+    for (int64_t n = 0; n < tensor_count(lse); n++)
+        sum += pow(tensor_nth(lse, n) - tensor_nth(exact, n), 2);
+    sum /= (double)tensor_count(lse);
+    trial_free(runs[0]);
+    trial_free(runs[1]);
+    return sqrt(sum);
+}
+
+/* A score's rounding is exponentiated, and grows with the chain of additions that made it. The accept rule looks
+ * at the worst row and leaves room for luck; on the average a path is as good as naive, with its eight sums. */
+static void scores_in_short_chains(void **state)
+{
+    static const int64_t columns[] = {16, 32, 64, 128, 256, 320, 512};
+    (void)state;
+    for (size_t x = 0; x < 2 * COUNT(columns); x++) {
+        const trial_size z = {1, 4, 4, 200, 1, columns[x / 2], 1};
+        const ffpa_dtype dtype = x % 2 ? FFPA_BF16 : FFPA_F32;
+        const double naive = lse_error(z, dtype, &naive_backend);
+        for (const backend *const *be = all_paths(); *be; be++) {
+            const double error = lse_error(z, dtype, *be);
+            if (!(error <= 1.5 * naive))
+                fail_msg("%s %s d%d: lse off by %.3g, naive by %.3g", (*be)->name,
+                         dtype_name((int32_t)dtype), (int)z.d, error, naive);
+        }
+    }
+}
+
 static void any_threads(void **state)
 {
     (void)state;
@@ -343,7 +390,8 @@ int main(void)
         cmocka_unit_test(edges_of_rows),    cmocka_unit_test(edges_of_keys),
         cmocka_unit_test(edges_of_columns), cmocka_unit_test(edges_of_splits),
         cmocka_unit_test(options),          cmocka_unit_test(strides),
-        cmocka_unit_test(masked_garbage),   cmocka_unit_test(any_threads),
+        cmocka_unit_test(masked_garbage),   cmocka_unit_test(scores_in_short_chains),
+        cmocka_unit_test(any_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

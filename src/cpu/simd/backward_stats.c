@@ -21,13 +21,15 @@ row_stat *backward_stat(const backward_job *job, const sequence *s, int64_t h, i
     return job->stats + (s->q_batch * q->shape[1] + h) * q->shape[2] + s->q_row + i;
 }
 
-/* <a, b> of the lanes of one panel, added in the order in which tile_mul adds dP: where one key has all
- * of the weight, delta is that key's dP to the bit, and dS is 0. */
+/* <a, b> of the lanes of one panel, added in the order in which tile_dots adds dP, TILE_DEPTH columns at a
+ * time: where one key has all of the weight, delta is that key's dP to the bit, and dS is 0. */
 static void dot_lanes(const float *a, const float *b, ptrdiff_t n, float *out)
 {
     vf sum[2] = {vzero(), vzero()};
-    for (ptrdiff_t d0 = 0; d0 < n; d0 += TILE_CHAIN) {
-        const ptrdiff_t end = d0 + TILE_CHAIN < n ? d0 + TILE_CHAIN : n;
+    for (ptrdiff_t d0 = 0, end; d0 < n; d0 = end) {
+        const ptrdiff_t left = n - d0 / TILE_DEPTH * TILE_DEPTH;
+        end = d0 + tile_chain(left < TILE_DEPTH ? left : TILE_DEPTH);
+        if (end > n) end = n;
         vf chain[2] = {vzero(), vzero()};
         for (ptrdiff_t i = d0 * NR; i < end * NR; i += NR)
             for (int h = 0; h < 2; h++)

@@ -16,9 +16,9 @@ static void rows_by_panels(const backward_work *w, tile_a a, ptrdiff_t depth,
     do {
         depth = whole - d0 < TILE_DEPTH ? whole - d0 : TILE_DEPTH;
         for (int p = 0; p < w->rb.lanes; p += NR)
-            tile_mul(n, NR, depth, (tile_a){a.p + d0, a.row, 1},
-                     (tile_b){panels + p * whole + d0 * NR, NR},
-                     (tile_c){c + (ptrdiff_t)p * w->job->t.bn, NR, d0 > 0});
+            tile_dots(n, NR, depth, (tile_a){a.p + d0, a.row, 1},
+                      (tile_b){panels + p * whole + d0 * NR, NR},
+                      (tile_c){c + (ptrdiff_t)p * w->job->t.bn, NR, d0 > 0});
         d0 += depth;
     } while (d0 < whole);
 }

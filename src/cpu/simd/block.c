@@ -71,7 +71,7 @@ static void panel_product(const tiles *t, ptrdiff_t m, ptrdiff_t depth, tile_a a
     if (t->pairs)
         tile_mul_pairs(m, depth, a, b, c);
     else
-        tile_mul(m, NR, depth, a, b, c);
+        (a.col == 1 ? tile_dots : tile_mul)(m, NR, depth, a, b, c); /* scores : values */
 }
 
 /* S^T of all panels: depth in chunks, so that a chunk of a Q^T panel stays in L1 over all keys. */

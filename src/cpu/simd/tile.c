@@ -15,14 +15,20 @@ INLINE vf multiply_add(const enum walk walk, vf x, vf b, vf acc)
 
 enum { LINE = 16 }; /* floats of a cache line */
 
+/* Columns of C, at most NR, and what is added for each element: `depth` products, `chain` of them at a time. */
+typedef struct panel_size {
+    ptrdiff_t n, depth, chain;
+} panel_size;
+
 /* m x NR elements of C, or m x n with PARTIAL. m and walk are constants wherever this is inlined. */
-INLINE void tile_block(const int m, const enum walk walk, ptrdiff_t n, ptrdiff_t depth,
+INLINE void tile_block(const int m, const enum walk walk, const panel_size *size,
                        const tile_a *a, const tile_b *b, const tile_c *c)
 {
+    const ptrdiff_t n = size->n, chain = size->chain;
+    ptrdiff_t depth = size->depth;
     const ptrdiff_t row = walk == ALONG_I || walk == PAIRS_I ? 1 : a->row;
     const ptrdiff_t col = walk == ALONG_K || walk == PAIRS_K ? 1 : a->col;
     const ptrdiff_t n0 = n < VL ? n : VL, n1 = n - n0;
-    const ptrdiff_t chain = col == 1 && depth > TILE_CHAIN ? TILE_CHAIN : depth;
     const word *pa[(MR + 2) / 3]; /* every third row; the others are one and two strides on */
     const float *pb = b->p;
     bool add = c->add;
@@ -65,14 +71,14 @@ INLINE void tile_block(const int m, const enum walk walk, ptrdiff_t n, ptrdiff_t
     } while (depth > 0);
 }
 
-typedef void block_fn(ptrdiff_t n, ptrdiff_t depth, const tile_a *a, const tile_b *b,
+typedef void block_fn(const panel_size *size, const tile_a *a, const tile_b *b,
                       const tile_c *c);
 
-#define BLOCK(m, walk)                                                            \
-    static void block_##m##_##walk(ptrdiff_t n, ptrdiff_t depth, const tile_a *a, \
-                                   const tile_b *b, const tile_c *c)              \
-    {                                                                             \
-        tile_block(m, walk, n, depth, a, b, c);                                   \
+#define BLOCK(m, walk)                                                                       \
+    static void block_##m##_##walk(const panel_size *size, const tile_a *a, const tile_b *b, \
+                                   const tile_c *c)                                          \
+    {                                                                                        \
+        tile_block(m, walk, size, a, b, c);                                                  \
     }
 #define BLOCKS(m)      \
     BLOCK(m, ALONG_K)  \
@@ -109,7 +115,8 @@ static block_fn *const blocks[MR + 1][WALKS] = {
 
 /* A product of at most NR columns. */
 typedef struct panel {
-    ptrdiff_t m, n, depth;
+    ptrdiff_t m;
+    panel_size size;
     tile_a a;
     tile_b b;
     tile_c c;
@@ -121,23 +128,38 @@ static void panel_mul(enum walk walk, const panel *p)
         const ptrdiff_t rows = (p->m - i + left - 1) / left; /* even: short blocks are slow */
         const tile_a a = {p->a.p + i * p->a.row, p->a.row, p->a.col};
         const tile_c c = {p->c.p + i * p->c.ld, p->c.ld, p->c.add};
-        blocks[rows][walk](p->n, p->depth, &a, &p->b, &c);
+        blocks[rows][walk](&p->size, &a, &p->b, &c);
         i += rows;
+    }
+}
+
+/* All panels of a product, `whole` being the walk of those with NR columns. */
+static void panels_mul(enum walk whole, ptrdiff_t n, const panel *p)
+{
+    for (ptrdiff_t j = 0; j < n; j += NR) {
+        panel part = *p;
+        part.size.n = n - j < NR ? n - j : NR;
+        part.b.p += j;
+        part.c.p += j;
+        panel_mul(part.size.n < NR ? PARTIAL : whole, &part);
     }
 }
 
 void tile_mul(ptrdiff_t m, ptrdiff_t n, ptrdiff_t depth, tile_a a, tile_b b, tile_c c)
 {
-    const enum walk full = a.col == 1 ? ALONG_K : a.row == 1 ? ALONG_I : ANY_WALK;
-    for (ptrdiff_t j = 0; j < n; j += NR) {
-        const ptrdiff_t columns = n - j < NR ? n - j : NR;
-        const panel p = {m, columns, depth, a, {b.p + j, b.ld}, {c.p + j, c.ld, c.add}};
-        panel_mul(columns < NR ? PARTIAL : full, &p);
-    }
+    const panel p = {m, {NR, depth, depth}, a, b, c};
+    panels_mul(a.col == 1 ? ALONG_K : a.row == 1 ? ALONG_I : ANY_WALK, n, &p);
+}
+
+void tile_dots(ptrdiff_t m, ptrdiff_t n, ptrdiff_t depth, tile_a a, tile_b b, tile_c c)
+{
+    const panel p = {m, {NR, depth, tile_chain(depth)}, a, b, c};
+    panels_mul(ALONG_K, n, &p);
 }
 
 void tile_mul_pairs(ptrdiff_t m, ptrdiff_t words, tile_a a, tile_b b, tile_c c)
 {
-    const panel p = {m, NR, words, a, b, c};
-    panel_mul(a.col == 1 ? PAIRS_K : PAIRS_I, &p);
+    const bool dots = a.col == 1;
+    const panel p = {m, {NR, words, dots ? TILE_CHAIN : words}, a, b, c};
+    panel_mul(dots ? PAIRS_K : PAIRS_I, &p);
 }

@@ -9,8 +9,8 @@
  *      ...     ...     ...         so rows of K (col = 1) and columns of V (row = 1) need no
  *     A[MR-1] .       .            packing; only B's rows must be contiguous.
  *
- * Sums run over k in increasing order for each element, in chains of one length, whatever m, n and
- * the place of an element in them: results depend on neither tiling of i and j nor threads.
+ * Sums run over k in increasing order for each element, whatever m, n and the place of an element in
+ * them: results depend on neither tiling of i and j nor threads.
  *
  * Cost model: B's panel (depth x NR floats) is read once per MR rows, so the caller keeps
  * depth <= TILE_DEPTH for it to stay in L1; A streams from L2 and wants a row stride that is
@@ -25,9 +25,14 @@
 
 enum { TILE_DEPTH = 4096 / NR };
 
-/* Longest chain of additions in a product over contiguous rows of A (col = 1), such as scores: their
- * rounding errors are exponentiated, and grow with the length of the chain. Divides TILE_DEPTH. */
+/* Additions in one chain of tile_dots. Rounding errors grow with it, and starting another costs about as much
+ * as two additions: a quarter of a short sum is what a plain loop over eight partial sums comes to. Of bf16,
+ * whose products are exact and leave bits to spare, the longest will do. */
 enum { TILE_CHAIN = 64 };
+INLINE ptrdiff_t tile_chain(ptrdiff_t depth)
+{
+    return depth <= 64 ? 16 : depth <= 128 ? 32 : TILE_CHAIN;
+}
 
 typedef struct tile_a { /* element (i, k) is p[i * row + k * col]; any strides, any alignment */
     const float *p;
@@ -51,8 +56,14 @@ typedef struct tile_c { /* element (i, j) is p[i * ld + j]; overlaps neither A n
 #define tile_mul ISA_NAME(tile_mul)
 void tile_mul(ptrdiff_t m, ptrdiff_t n, ptrdiff_t depth, tile_a a, tile_b b, tile_c c);
 
-/* The same over pairs of bf16: A and B hold words of two neighbouring k, the even one in the low
- * half, and every stride counts words. NR columns; a.row or a.col is 1. */
+/* The same for scores and their like, whose rounding errors are exponentiated or cancel: a.col is 1, and sums
+ * are made of chains of tile_chain(depth), added in order. */
+#define tile_dots ISA_NAME(tile_dots)
+void tile_dots(ptrdiff_t m, ptrdiff_t n, ptrdiff_t depth, tile_a a, tile_b b, tile_c c);
+
+/* Both over pairs of bf16: A and B hold words of two neighbouring k, the even one in the low
+ * half, and every stride counts words. NR columns; a.row is 1, or a.col is and the sums are chains of
+ * TILE_CHAIN words. */
 #define tile_mul_pairs ISA_NAME(tile_mul_pairs)
 void tile_mul_pairs(ptrdiff_t m, ptrdiff_t words, tile_a a, tile_b b, tile_c c);
 
