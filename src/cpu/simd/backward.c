@@ -67,7 +67,7 @@ backward_plan backward_plan_of(const problem *p)
     t.keep = p->dropping ? (size_t)t.bn * NR : 0;
     t.tanhs = p->ask.softcap > 0 ? (size_t)t.bn * NR : 0;
     const size_t rows = (size_t)(group > t.bm ? group : t.bm);
-    t.mask_sum = p->outputs & OUT_DMASK ? rows * (size_t)t.chunk : 0;
+    t.mask_sum = p->outputs & OUT_DMASK ? 2 * rows * (size_t)t.chunk : 0; /* f64 */
     return t;
 }
 
@@ -104,10 +104,12 @@ backward_scratch backward_scratch_at(const backward_plan *t, void *memory)
     size_t at[SCRATCH_PARTS];
     float *m = memory;
     scratch_offsets(t, at);
-    return (backward_scratch){m + at[0],  m + at[1],  m + at[2],  m + at[3],  m + at[4],
-                              m + at[5],  m + at[6],  m + at[7],  m + at[8],  m + at[9],
-                              m + at[10], m + at[11], m + at[12], m + at[13], m + at[14],
-                              m + at[15], m + at[16], m + at[17]};
+    return (backward_scratch){m + at[0],  m + at[1],  m + at[2],
+                              m + at[3],  m + at[4],  m + at[5],
+                              m + at[6],  m + at[7],  m + at[8],
+                              m + at[9],  m + at[10], m + at[11],
+                              m + at[12], m + at[13], m + at[14],
+                              m + at[15], m + at[16], (double *)(void *)(m + at[17])};
 }
 
 /* ---- the two functions of the table ---- */

@@ -47,7 +47,8 @@ typedef struct backward_scratch {
     float *p, *dx;                 /* [bn][ld_p] */
     float *dq;                     /* panels */
     float *row;                    /* one row */
-    float *bias, *keep, *tanhs, *mask_sum;
+    float *bias, *keep, *tanhs;
+    double *mask_sum; /* sums over thousands of rows, some of them: f32 would round each step */
 } backward_scratch;
 
 #define backward_scratch_bytes ISA_NAME(backward_scratch_bytes)

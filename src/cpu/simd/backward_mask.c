@@ -59,22 +59,22 @@ static mask_cell cell_of(const backward_job *job, int64_t piece)
 }
 
 /* Add the tile's dS to the cell. */
-static void cell_add(const backward_work *w, const mask_cell *cell, float *sum)
+static void cell_add(const backward_work *w, const mask_cell *cell, double *sum)
 {
     const int64_t *shape = w->job->c->f.mask.shape;
     const ptrdiff_t ld = w->job->t.ld_p;
     for (int r = 0; r < w->rb.rows; r++) {
         const int64_t head = shape[1] == 1 ? 0 : w->rb.head[r] - cell->head0;
         const int64_t query = shape[2] == 1 ? 0 : w->rb.query[r] - cell->query0;
-        float *row = sum + (head * cell->queries + query) * cell->keys;
+        double *row = sum + (head * cell->queries + query) * cell->keys;
         const int64_t key = shape[3] == 1 ? 0 : w->sc.j0 - cell->key0,
                       step = shape[3] == 1 ? 0 : 1;
         for (ptrdiff_t j = 0; j < w->sc.n; j++)
-            row[key + j * step] += w->m.dx[j * ld + r];
+            row[key + j * step] += (double)w->m.dx[j * ld + r];
     }
 }
 
-static void cell_blocks(backward_work *w, const mask_cell *cell, float *sum)
+static void cell_blocks(backward_work *w, const mask_cell *cell, double *sum)
 {
     const backward_plan *t = &w->job->t;
     const int64_t end = w->chunk0 + w->keys;
@@ -87,16 +87,19 @@ static void cell_blocks(backward_work *w, const mask_cell *cell, float *sum)
     }
 }
 
-static void cell_store(const backward_job *job, const mask_cell *cell, const float *sum)
+static void cell_store(const backward_job *job, const mask_cell *cell, const double *sum)
 {
     const ffpa_tensor *t = &job->c->g.dmask;
+    float row[MAX_CHUNK];
     for (int64_t h = 0; h < cell->heads; h++)
         for (int64_t i = 0; i < cell->queries; i++) {
             const int64_t offset =
                 cell->batch * t->stride[0] + (cell->head0 + h) * t->stride[1] +
                 (cell->query0 + i) * t->stride[2] + cell->key0 * t->stride[3];
+            for (int64_t j = 0; j < cell->keys; j++)
+                row[j] = (float)sum[(h * cell->queries + i) * cell->keys + j];
             row_store((char *)t->data + offset * (int64_t)dtype_bytes(t->dtype), t->dtype,
-                      t->stride[3], sum + (h * cell->queries + i) * cell->keys, cell->keys);
+                      t->stride[3], row, cell->keys);
         }
 }
 
@@ -106,7 +109,7 @@ static void mask_piece(void *argument, int64_t piece, int worker)
     const mask_cell cell = cell_of(job, piece);
     backward_work w;
     backward_work_begin(&w, job, worker);
-    float *sum = w.m.mask_sum;
+    double *sum = w.m.mask_sum;
     memset(sum, 0, (size_t)(cell.heads * cell.queries * cell.keys) * sizeof *sum);
     for (int64_t b = cell.b0; b < cell.b1; b++)
         for (int64_t hk = cell.hk0; hk < cell.hk1; hk++) {
