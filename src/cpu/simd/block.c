@@ -338,13 +338,14 @@ void block_row(const block_state *st, const tiles *t, const block_scratch *w, in
 
 float block_finish(float m, float l, const float *sink, float *lse)
 {
+    const bool empty = l == 0.0f;
     float factor = 1.0f;
-    if (sink) { /* one more key of weight e^sink, whose value is 0 */
+    if (sink && *sink != -INFINITY) { /* one more key of weight e^sink, whose value is 0 */
         const float top = *sink > m ? *sink : m;
         factor = m == top ? 1.0f : expf(m - top);
-        l = l * factor + (top == -INFINITY ? 0.0f : expf(*sink - top));
+        l = l * factor + expf(*sink - top); /* NaN of NaN, keys or not */
         m = top;
     }
     *lse = l == 0.0f ? -INFINITY : m + logf(l);
-    return l == 0.0f ? 0.0f : factor / l;
+    return empty ? 0.0f : factor / l;
 }
