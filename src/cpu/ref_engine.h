@@ -22,9 +22,12 @@ static void rows_forward(panel *p)
     const ref_job *job = p->job;
     panel_load(p, p->q, &job->c->f.q, job->d);
     panel_keys(p, 0, p->seq.nk);
+    clear(p->reach, BM);
     panel_sweep(p, WITH_K, visit_score);
-    for (int r = 0; r < p->rows; r++)
+    for (int r = 0; r < p->rows; r++) {
         row_softmax(p, r);
+        if (job->c->op == FFPA_BACKWARD) row_given(p, r);
+    }
     panel_weights(p);
     clear(p->o, p->rows * job->dv);
     panel_sweep(p, WITH_V, visit_output);
@@ -33,14 +36,18 @@ static void rows_forward(panel *p)
 static void rows_backward(panel *p)
 {
     const ref_job *job = p->job;
-    const ffpa_tensor *dlse = &job->c->g.dlse;
+    const ffpa_tensor *dlse = &job->c->g.dlse, *o = &job->c->f.o;
     panel_load(p, p->dout, &job->c->g.dout, job->dv);
     for (int r = 0; r < p->rows; r++) {
         row_stat *stat = &p->stat[r];
         real from_lse = 0;
         if (dlse->data)
             load_row(&from_lse, dlse, sequence_query(&p->seq, dlse, p->h, p->row[r]), 1);
-        stat->delta = stat->empty ? 0 : dot(p->dout + r * job->dv, p->o + r * job->dv, job->dv);
+        if (stat->given && job->dv > 0)
+            load_row(p->o + r * job->dv, o, sequence_query(&p->seq, o, p->h, p->row[r]),
+                     job->dv);
+        stat->delta = dot(p->dout + r * job->dv, p->o + r * job->dv, job->dv);
+        if (stat->empty && !stat->given) stat->delta = 0; /* whatever dO holds */
         stat->delta -= from_lse;
         *stat_of(p, r) = *stat;
     }

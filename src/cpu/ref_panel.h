@@ -13,6 +13,7 @@
 #include "core/plan.h"
 #include "core/sequence.h"
 #include "cpu/element.h"
+#include "cpu/own_keys.h"
 
 #include <tgmath.h>
 
@@ -29,6 +30,7 @@ enum {
 typedef struct row_stat {
     real max, sum, delta; /* LSE = max + log(sum) */
     bool empty;           /* no key, or all scores -inf */
+    bool given;           /* O and LSE are the call's: there are more keys elsewhere */
 } row_stat;
 
 /* One call, as all pieces of work see it. */
@@ -54,6 +56,8 @@ typedef struct panel {
     int64_t first, last; /* range that the listed keys are from */
     int64_t count[BM];   /* number of keys listed for it */
     row_stat stat[BM];
+    real k_norm[BN]; /* |k| of the keys in k */
+    real reach[BM];  /* of each row, the largest |k| of its keys */
     /* what k and v hold: first key (-1 = nothing), sequence, key head */
     int64_t k_tile, v_tile, tile_b, tile_hk;
 
@@ -243,6 +247,15 @@ static void load_tile(const panel *p, real *to, int64_t *holds, const ffpa_tenso
     *holds = first;
 }
 
+static void load_keys(panel *p, int64_t first)
+{
+    const ref_job *job = p->job;
+    if (p->k_tile == first || job->d == 0) return;
+    load_tile(p, p->k, &p->k_tile, &job->c->f.k, job->d, first);
+    for (int64_t n = 0; n < BN && first + n < p->seq.nk; n++)
+        p->k_norm[n] = sqrt(dot(p->k + n * job->d, p->k + n * job->d, job->d));
+}
+
 /* Tiles start at multiples of BN. With WITH_K and WITH_V the tile's keys and values are in k
  * and v. */
 enum { WITH_K = 1, WITH_V = 2 };
@@ -256,8 +269,7 @@ static void panel_sweep(panel *p, int with, visit visit_entry)
         for (int r = 0; r < p->rows; r++) {
             const int64_t row = r * job->max_nk;
             for (; done[r] < p->count[r] && p->key[row + done[r]] < first + BN; done[r]++) {
-                if (!loaded && with & WITH_K)
-                    load_tile(p, p->k, &p->k_tile, &job->c->f.k, job->d, first);
+                if (!loaded && with & WITH_K) load_keys(p, first);
                 if (!loaded && with & WITH_V)
                     load_tile(p, p->v, &p->v_tile, &job->c->f.v, job->dv, first);
                 loaded = true;
@@ -290,6 +302,7 @@ static void visit_score(panel *p, int r, int64_t e, int64_t n)
     }
     p->s[e] = t;
     if (p->slope) p->slope[e] = slope;
+    if (p->k_norm[n] > p->reach[r]) p->reach[r] = p->k_norm[n];
 }
 
 /* m_ij / (1 - p) */
@@ -320,6 +333,26 @@ static void row_softmax(panel *p, int r)
     stat->sum = exp(logit - stat->max);
     for (int64_t n = 0; n < p->count[r]; n++)
         stat->sum += exp(s[n] - stat->max);
+}
+
+/* In backward: where the call's LSE stands for more keys than row r has here, take it. */
+static void row_given(panel *p, int r)
+{
+    const ref_job *job = p->job;
+    const ffpa_tensor *t = &job->c->f.lse;
+    row_stat *stat = &p->stat[r];
+    const real *q = p->q + r * job->d;
+    const double reach =
+        fabs((double)job->scale) * (double)(sqrt(dot(q, q, job->d)) * p->reach[r]);
+    const double own = (double)stat->max + log((double)stat->sum);
+    real lse;
+    load_row(&lse, t, sequence_query(&p->seq, t, p->h, p->row[r]), 1);
+    if (lse == -(real)INFINITY) {
+        *stat = (row_stat){.max = lse, .empty = true};
+        p->count[r] = 0;
+    } else if (!lse_is_own((double)lse, own, reach, t->dtype)) {
+        *stat = (row_stat){.max = lse, .sum = 1, .empty = stat->empty, .given = true};
+    }
 }
 
 /* Scores to P. */

@@ -143,6 +143,32 @@ static void only_a_sink(const setting *s)
 }
 CASE(rows_with_only_a_sink, ON_ALL, 24, only_a_sink)
 
+/* A slope of infinity leaves keys with a score of -inf that are allowed all the same, and one, at distance 0,
+ * with NaN. A sink of NaN makes every LSE NaN, without keys too, where O is 0. */
+static void odd_biases(const setting *s)
+{
+    static const double what[] = {(double)INFINITY, -(double)INFINITY, (double)NAN, 1e38};
+    if (judge_on_device(s->path->ctx)) return; /* NaN there, too, but not in the same places */
+    for (size_t x = 0; x < COUNT(what); x++)
+        for (int causal = 0; causal < 3; causal++) {
+            sample *t = sample_new(&(sample_spec){
+                .dtype = s->dtype, .hq = 2, .nq = 7, .nk = 6, .d = s->d, .backward = true});
+            t->f.causal = causal;
+            tensor_all(sample_put(t, ALIBI, tensor_new(FFPA_F32, 1, 2, 1, 1, NULL)), what[x]);
+            tensor_put(t->t[ALIBI], 0, 1, 0, 0, .5);
+            judge_sample_on(t, s->path, "odd slopes");
+            sample_put(t, ALIBI, NULL);
+            tensor_all(sample_put(t, SINK, tensor_new(FFPA_F32, 1, 2, 1, 1, NULL)), what[x]);
+            sample_put(t, DSINK, tensor_new(FFPA_F32, 1, 2, 1, 1, NULL));
+            tensor_put(t->t[SINK], 0, 1, 0, 0, .5);
+            judge_sample_on(t, s->path, "odd sinks");
+            sample_use_window(t, 1, 0);
+            judge_sample_on(t, s->path, "odd sinks, windows");
+            sample_free(t);
+        }
+}
+CASE(odd_slopes_and_sinks, ON_F32 | ON_BF16, 20, odd_biases)
+
 /* Where one key has all of the weight, dP - delta is 0, not what two orders of addition leave. */
 static void one_key_a_row(const setting *s)
 {
@@ -210,6 +236,87 @@ static void large_scores(const setting *s)
     sample_free(t);
 }
 CASE(large_scores_keep_their_sum, ON_F32, 64, large_scores)
+
+/* dMask of one element a key, over 2000 rows that all pull it the same way: the sum has no part in its error, as
+ * it has in the naive path's. */
+static void long_mask_sums(const setting *s)
+{
+    if (!fast(s) || judge_on_device(s->path->ctx)) return;
+    sample *t = problem(s, 500, 4, 1);
+    tensor_all(sample_put(t, MASK, tensor_new(FFPA_F32, 1, 1, 1, 500, NULL)), 0);
+    sample_put(t, DMASK, tensor_new(FFPA_F32, 1, 1, 1, 500, NULL));
+    tensor_all(t->t[DOUT], 1);
+    sample *exact = sample_copy(t, FFPA_F64), *naive = sample_copy(t, 0);
+    assert_ok(sample_forward(exact, judge_reference()));
+    assert_ok(sample_backward(exact, judge_reference()));
+    assert_ok(sample_forward(naive, judge_naive()));
+    assert_ok(sample_backward(naive, judge_naive()));
+    must_run(t, s);
+    double off = 0, naive_off = 0;
+    for (int64_t j = 0; j < 500; j++) {
+        const double must = tensor_at(exact->t[DMASK], 0, 0, 0, j);
+        off = fmax(off, fabs(tensor_at(t->t[DMASK], 0, 0, 0, j) - must));
+        naive_off = fmax(naive_off, fabs(tensor_at(naive->t[DMASK], 0, 0, 0, j) - must));
+    }
+    if (!(off <= .5 * naive_off))
+        fail_msg("%s: dmask off by %.3g, naive by %.3g", s->path->name, off, naive_off);
+    sample_free(t);
+    sample_free(exact);
+    sample_free(naive);
+}
+CASE(long_mask_sums_are_exact, ON_F32, 64, long_mask_sums)
+
+/* Whole numbers times a power of two: every score is exact, whatever its size, and P is too. */
+static void any_score(const setting *s)
+{
+    static const int64_t shapes[][3] = {{1, 1, 1}, {3, 4, 9}, {2, 1, 300}, {1, 40, 40}};
+    static const int exponents[] = {22, 30, 100};
+    if (judge_on_device(s->path->ctx)) return; /* takes LSE as it is: docs/limits.md */
+    for (size_t x = 0; fast(s) && x < COUNT(shapes) * COUNT(exponents); x++) {
+        const int64_t *shape = shapes[x % COUNT(shapes)];
+        sample *t = sample_new(&(sample_spec){.dtype = s->dtype,
+                                              .hq = shape[0],
+                                              .hk = 1,
+                                              .nq = shape[1],
+                                              .nk = shape[2],
+                                              .d = s->d,
+                                              .backward = true});
+        t->f.scale = ldexpf(1, exponents[x / COUNT(shapes)]);
+        for (role r = Q; r <= K; r++) {
+            const int64_t *n = t->t[r]->view.shape;
+            for (int64_t e = 0; e < n[1] * n[2] * n[3]; e++) {
+                const int64_t at[3] = {e / n[3] / n[2], e / n[3] % n[2], e % n[3]};
+                tensor_put(t->t[r], 0, at[0], at[1], at[2],
+                           rint(8 * tensor_at(t->t[r], 0, at[0], at[1], at[2])));
+            }
+        }
+        judge_sample_on(t, s->path, "scores of any size");
+        sample_free(t);
+    }
+}
+CASE(scores_of_any_size, ON_F32 | ON_BF16, 512, any_score)
+
+/* One key to see, whose score forward and backward add up in different orders: its weight is 1 all the same. */
+static void one_large_score(const setting *s)
+{
+    static const double scales[] = {1e3, 1e6, 1e10, 1e30, -1e30};
+    if (judge_on_device(s->path->ctx)) return; /* takes LSE as it is: docs/limits.md */
+    for (size_t x = 0; x < COUNT(scales); x++)
+        for (int64_t key = 280; key < 300; key += 4) {
+            sample *t = sample_new(&(sample_spec){
+                .dtype = s->dtype, .nq = 1, .nk = 300, .d = s->d, .backward = true});
+            t->f.scale = (float)scales[x];
+            tensor *mask = sample_put(t, MASK, tensor_new(FFPA_BOOL, 1, 1, 1, 300, NULL));
+            for (int64_t j = 0; j < 300; j++)
+                tensor_put(mask, 0, 0, 0, j, j == key);
+            must_run(t, s);
+            for (int64_t d = 0; d < s->d; d++)
+                expect_at(t, DV, (int64_t[]){0, 0, key, d}, tensor_at(t->t[DOUT], 0, 0, 0, d),
+                          0, s);
+            sample_free(t);
+        }
+}
+CASE(one_large_score_has_all_the_weight, ON_ALL, 500, one_large_score)
 
 /* O and LSE of more keys than are here: gradients of this part of the keys, as rings of devices need. */
 static void keys_in_parts(const setting *s)
@@ -337,9 +444,13 @@ int main(void)
         cmocka_unit_test(some_of_the_gradients),
         cmocka_unit_test(odd_rows_behind_masks),
         cmocka_unit_test(rows_with_only_a_sink),
+        cmocka_unit_test(odd_slopes_and_sinks),
         cmocka_unit_test(one_key_a_row_gives_no_slope),
         cmocka_unit_test(masked_keys_hold_anything),
         cmocka_unit_test(large_scores_keep_their_sum),
+        cmocka_unit_test(long_mask_sums_are_exact),
+        cmocka_unit_test(scores_of_any_size),
+        cmocka_unit_test(one_large_score_has_all_the_weight),
         cmocka_unit_test(keys_of_a_larger_whole),
         cmocka_unit_test(gradients_are_slopes),
         cmocka_unit_test(same_bits_at_any_thread_count),

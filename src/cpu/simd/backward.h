@@ -57,10 +57,17 @@ size_t backward_scratch_bytes(const backward_plan *t);
 #define backward_scratch_at ISA_NAME(backward_scratch_at)
 backward_scratch backward_scratch_at(const backward_plan *t, void *memory);
 
-/* What passes need of a row besides its lse: P = e^(s - lse) norm. */
+/* What passes need of a row: P = e^(s - base) norm. */
 typedef struct row_stat {
-    float delta, norm;
+    float base, norm, delta;
 } row_stat;
+
+/* Sums over the keys of each lane, from exponentials whose base is the largest score so far. */
+typedef struct row_sums {
+    float top[MAX_ROWS];             /* that score */
+    float p[MAX_ROWS], ds[MAX_ROWS]; /* sums of e^(s - top) and of dS */
+    float k_norm[MAX_ROWS];          /* the largest |k| among keys with a weight */
+} row_sums;
 
 /* One call, as all pieces see it. */
 typedef struct backward_job {
@@ -97,7 +104,10 @@ typedef struct backward_work {
     scores sc;
     bool dead_lanes; /* are there lanes past the last row, or rows without keys? */
     int32_t live[MAX_ROWS];
-    float lse[MAX_ROWS], delta[MAX_ROWS], norm[MAX_ROWS];
+    float lse[MAX_ROWS]; /* as given */
+    float base[MAX_ROWS], norm[MAX_ROWS], delta[MAX_ROWS];
+    bool odd_rows;       /* a row's base or delta is not finite */
+    row_sums *sums;      /* where wanted: backward_tile then keeps their base */
     int odd_q, odd_dout; /* rows of Q, dO that are not finite */
     int16_t odd_q_row[MAX_ROWS], odd_dout_row[MAX_ROWS];
 } backward_work;

@@ -6,6 +6,7 @@
 void backward_work_begin(backward_work *w, const backward_job *job, int worker)
 {
     w->job = job;
+    w->sums = NULL;
     w->m = backward_scratch_at(&job->t, job->scratch + (size_t)worker * job->scratch_bytes);
 }
 
@@ -55,10 +56,15 @@ void backward_set_block(backward_work *w, int64_t row0, int rows)
 
 static void load_stats(backward_work *w)
 {
+    w->odd_rows = false;
     for (int r = 0; r < w->rb.lanes; r++) {
         const row_stat *stat = backward_stat(w->job, &w->seq, w->rb.head[r], w->rb.query[r]);
-        w->delta[r] = stat->delta;
+        w->base[r] = stat->base;
         w->norm[r] = stat->norm;
+        w->delta[r] = stat->delta;
+        w->odd_rows =
+            w->odd_rows ||
+            (w->live[r] && !(fabsf(w->base[r]) < INFINITY && fabsf(w->delta[r]) < INFINITY));
     }
 }
 

@@ -1,14 +1,15 @@
-/* backward_stats.c - what the passes need of each row beforehand: delta_i = <dO_i, O_i> - dLSE_i, and
- * norm_i, by which e^(s - lse_i) is multiplied to give P; and dSink = - sum P_sink delta.
+/* backward_stats.c - what the passes need of each row beforehand: delta_i = <dO_i, O_i> - dLSE_i, and base_i
+ * and norm_i with P = e^(s - base_i) norm_i; and dSink = - sum P_sink delta.
  *
- * norm is 1 but for the rounding of lse. That rounding matters when lse is large, and the rounding of a
- * 16-bit O matters in delta, because dP - delta may nearly vanish. And where dO is not finite, <dO, O> is
- * NaN even if the row has no keys and only a sink. Such rows are gone over once more:
+ * base is lse and norm 1, as given, unless rounding matters: that of a large lse, which is a factor on all of
+ * P, and that of a 16-bit O in delta, because dP - delta may nearly vanish. And where dO is not finite,
+ * <dO, O> is NaN even if the row has no keys and only a sink. Such rows are gone over once more:
  *
- *   l = sum_j e^(s - lse) + e^(sink - lse)    norm = 1 / l    delta = sum_j P keep dP - dLSE
+ *   base = max_j s    l = sum_j e^(s - base) + e^(sink - base)    norm = 1 / l    delta = sum_j P keep dP - dLSE
  *
- * An l that no rounding explains says that o and lse come from more keys than are here (attention merged
- * from parts): then they are taken as given. */
+ * Where lse is larger than rounding explains, o and lse come from more keys than are here (own_keys.h): then
+ * they stay as given, and no weight is above 1. */
+#include "cpu/own_keys.h"
 #include "cpu/simd/backward.h"
 
 #include <math.h>
@@ -67,7 +68,7 @@ static bool stats_given(backward_work *w, int64_t row0, int rows, bool *again)
         dot_lanes(o_panels + p * t->dv, w->m.dout_panels + p * t->dv, t->dv, w->delta + p);
     for (int r = 0; r < rows; r++) {
         *backward_stat(w->job, &w->seq, w->rb.head[r], w->rb.query[r]) =
-            (row_stat){w->delta[r], 1.0f};
+            (row_stat){w->lse[r], 1.0f, w->delta[r]};
         const float lse = fabsf(w->lse[r]);
         again[r] = c->f.o.dtype != FFPA_F32 || (lse > LARGE_LSE && lse < INFINITY) ||
                    !(fabsf(w->delta[r]) < INFINITY);
@@ -76,48 +77,85 @@ static bool stats_given(backward_work *w, int64_t row0, int rows, bool *again)
     return any;
 }
 
-/* Add P and dS of the tile to the sums of each lane. */
-static void add_tile(const backward_work *w, float *p_sum, float *ds_sum)
+/* Add P and dS of the tile to the sums of each lane, whose base backward_tile has moved. */
+static void add_tile(const backward_work *w, const float *k_norm)
 {
     const ptrdiff_t ld = w->job->t.ld_p;
+    row_sums *sums = w->sums;
     for (int lane = 0; lane < w->rb.lanes; lane += VL) {
-        vf p = vload(p_sum + lane), ds = vload(ds_sum + lane);
+        vf p_sum = vload(sums->p + lane), ds_sum = vload(sums->ds + lane);
+        vf norm = vload(sums->k_norm + lane);
         for (ptrdiff_t j = 0; j < w->sc.n; j++) {
-            p += vload(w->m.p + j * ld + lane);
-            ds += vload(w->m.dx + j * ld + lane);
+            const vf p = vload(w->m.p + j * ld + lane);
+            p_sum += p;
+            ds_sum += vload(w->m.dx + j * ld + lane);
+            norm = vmax(vselect(p > vzero(), vset(k_norm[j]), vzero()), norm);
         }
-        vstore(p_sum + lane, p);
-        vstore(ds_sum + lane, ds);
+        vstore(sums->p + lane, p_sum);
+        vstore(sums->ds + lane, ds_sum);
+        vstore(sums->k_norm + lane, norm);
     }
 }
 
-/* sum dS = sum P keep dP - delta sum P, so it corrects the delta that it was computed with. */
-static void stats_correct(backward_work *w, int r, float p_sum, float ds_sum)
+static float row_norm(const float *x, ptrdiff_t n)
 {
-    const float lse = w->lse[r], slack = 1e-2f + fabsf(lse) * 0x1p-22f;
-    const float sink = expf(sink_at(w->job, w->rb.head[r]) - lse), l = p_sum + sink;
-    const float delta = w->delta[r] + (ds_sum - w->delta[r] * sink) / l;
-    if (!w->live[r] || !(fabsf(l - 1.0f) <= slack) || !(fabsf(delta) < INFINITY)) return;
+    vf sum[2] = {vzero(), vzero()};
+    ptrdiff_t i = 0;
+    for (; i + NR <= n; i += NR)
+        for (int h = 0; h < 2; h++)
+            sum[h] = vfma(vload(x + i + h * VL), vload(x + i + h * VL), sum[h]);
+    for (; i < n; i += VL) {
+        const vf v = vload_first(x + i, n - i < VL ? n - i : VL);
+        sum[0] = vfma(v, v, sum[0]);
+    }
+    return sqrtf(vsum(sum[0] + sum[1]));
+}
+
+/* Take the sums of row r, with the sink as one more key, if lse is theirs. sum dS = sum P keep dP - delta
+ * sum P, so it corrects the delta that it was computed with. */
+static void stats_correct(const backward_work *w, int r)
+{
+    const row_sums *sums = w->sums;
+    const float sink = sink_at(w->job, w->rb.head[r]);
+    const float base = sink > sums->top[r] ? sink : sums->top[r];
+    const float moved = sums->top[r] == base ? 1.0f : expf(sums->top[r] - base);
+    const float from_sink = sink == -INFINITY ? 0.0f : expf(sink - base);
+    const float l = sums->p[r] * moved + from_sink;
+    const float delta = w->delta[r] + (sums->ds[r] * moved - w->delta[r] * from_sink) / l;
+    const float q_norm = row_norm(w->m.q + r * w->job->t.ld_k, w->job->t.d);
+    const double reach = fabs((double)w->job->scale) * (double)q_norm * (double)sums->k_norm[r];
+    const double own = (double)base + log((double)l);
+    if (!w->live[r] || !lse_is_own((double)w->lse[r], own, reach, FFPA_F32) ||
+        !(fabsf(delta) < INFINITY))
+        return;
     *backward_stat(w->job, &w->seq, w->rb.head[r], w->rb.query[r]) =
-        (row_stat){delta, 1.0f / l};
+        (row_stat){base, 1.0f / l, delta};
 }
 
 static void stats_again(backward_work *w, int64_t row0, int rows, const bool *again)
 {
     const backward_plan *t = &w->job->t;
-    float p_sum[MAX_ROWS] = {0}, ds_sum[MAX_ROWS] = {0};
+    float k_norm[MAX_KEYS];
+    row_sums sums = {.k_norm = {0}};
     backward_load_block(w, row0, rows);
-    for (int r = 0; r < w->rb.lanes;
-         r++) /* a 16-bit O may overflow where its f32 sum does not */
+    w->sums = &sums;
+    for (int r = 0; r < w->rb.lanes; r++) {
+        sums.top[r] = -INFINITY;
+        /* a 16-bit O may overflow where its f32 sum does not */
         if (!(fabsf(w->delta[r]) < INFINITY)) w->delta[r] = 0;
+    }
     for (int64_t j0 = w->rb.first / t->bn * t->bn; j0 < w->rb.last; j0 += t->bn) {
         const int64_t left = w->rb.last - j0;
         const ptrdiff_t n = (ptrdiff_t)(left < t->bn ? left : t->bn);
         backward_load_chunk(w, j0, n);
-        if (backward_tile(w, j0, n, WANT_P_DS)) add_tile(w, p_sum, ds_sum);
+        if (!backward_tile(w, j0, n, WANT_P_DS)) continue;
+        for (ptrdiff_t j = 0; j < n; j++)
+            k_norm[j] = row_norm(w->m.k + j * t->ld_k, t->d);
+        add_tile(w, k_norm);
     }
     for (int r = 0; r < rows; r++)
-        if (again[r]) stats_correct(w, r, p_sum[r], ds_sum[r]);
+        if (again[r]) stats_correct(w, r);
+    w->sums = NULL;
 }
 
 static void stats_piece(void *argument, int64_t piece, int worker)
@@ -155,7 +193,7 @@ static void sink_piece(void *argument, int64_t h, int worker)
             const float lse = *(const float *)sequence_query(&s, &c->f.lse, h, i);
             const row_stat *stat = backward_stat(job, &s, h, i);
             if (lse == -INFINITY) continue; /* then so is the sink: as if there were none */
-            sum -= exp((double)sink_at(job, h) - (double)lse) * (double)stat->norm *
+            sum -= exp((double)sink_at(job, h) - (double)stat->base) * (double)stat->norm *
                    (double)stat->delta;
         }
     }

@@ -45,13 +45,14 @@ INLINE void weights_lanes(const backward_work *w, int lane0, const weights_kind 
                     at = lane0 / NR * NR * (ptrdiff_t)w->job->t.bn + lane0 % NR;
     const float *s = w->m.s + at, *dp = w->m.dp + at;
     const float *keep = w->m.keep + lane0 % NR, *tanhs = w->m.tanhs + lane0 % NR;
-    const vf lse = vload(w->lse + lane0), delta = vload(w->delta + lane0);
+    const vf base = vload(w->base + lane0), delta = vload(w->delta + lane0);
     const vf norm = vload(w->norm + lane0), factor = vset(kind.factor);
     vi live;
     memcpy(&live, w->live + lane0, sizeof live);
     for (ptrdiff_t j = 0; j < w->sc.n; j++) {
-        const vf score = vload(s + j * NR);
-        vf p = vexp(score * factor - lse) * norm, g = vload(dp + j * NR);
+        /* As forward has it: fused with the difference, a large score would not be its own base. */
+        const vf score = vmul_alone(vload(s + j * NR), factor);
+        vf p = vexp(score - base) * norm, g = vload(dp + j * NR);
         vf weight = p;
         if (kind.kept) {
             const vf k = vload(keep + j * NR);
@@ -63,7 +64,7 @@ INLINE void weights_lanes(const backward_work *w, int lane0, const weights_kind 
             const vf t = vload(tanhs + j * NR);
             x = x * (vset(1.0f) - t * t);
         }
-        if (kind.masked) { /* p is 0 then, unless lse is NaN; x may be 0 * NaN */
+        if (kind.masked) { /* p is 0 then, unless base is NaN; x may be 0 * NaN */
             const vi in =
                 kind.odd ? allowed_lanes(w, lane0, j) : live & ~(score == vset(-INFINITY));
             weight = vselect(in, weight, vzero());
@@ -91,6 +92,24 @@ static void weights_panel(const backward_work *w, int p, const weights_kind kind
     }
 }
 
+/* Where sums over keys are wanted, move their base up to the largest score of the tile, and them with it. */
+static void raise_base(backward_work *w, int p, float factor)
+{
+    row_sums *sums = w->sums;
+    const float *s = w->m.s + (ptrdiff_t)p * w->job->t.bn;
+    for (int lane = p; lane < p + NR; lane += VL) {
+        const vf before = vload(sums->top + lane);
+        vf top = before;
+        for (ptrdiff_t j = 0; j < w->sc.n; j++) /* NaN leaves it alone and comes through exp */
+            top = vmax(vload(s + j * NR + lane - p) * vset(factor), top);
+        const vf alpha = vselect(top == before, vset(1.0f), vexp(before - top));
+        vstore(sums->top + lane, top);
+        vstore(sums->p + lane, vload(sums->p + lane) * alpha);
+        vstore(sums->ds + lane, vload(sums->ds + lane) * alpha);
+        vstore(w->base + lane, vselect(top == vset(-INFINITY), vzero(), top));
+    }
+}
+
 bool backward_tile(backward_work *w, int64_t j0, ptrdiff_t n, tile_want want)
 {
     const backward_plan *t = &w->job->t;
@@ -105,11 +124,13 @@ bool backward_tile(backward_work *w, int64_t j0, ptrdiff_t n, tile_want want)
                               .kept = w->sc.dropout,
                               .capped = capped,
                               .bare = want == WANT_P_DS,
-                              .odd = w->odd_v || w->odd_keys || w->odd_q || w->odd_dout,
+                              .odd = w->odd_v || w->odd_keys || w->odd_q || w->odd_dout ||
+                                     w->odd_rows,
                               .factor = kind == TILE_SCALED ? w->sc.factor : 1.0f};
     for (int p = 0; p < w->rb.lanes; p += NR) {
         float *s = w->m.s + (ptrdiff_t)p * t->bn;
         if (kind >= TILE_SCORED) scores_apply(&w->sc, p, s, capped ? w->m.tanhs : NULL);
+        if (w->sums) raise_base(w, p, how.factor);
         if (how.kept) scores_keep(&w->sc, p, w->m.keep);
         weights_panel(w, p, how);
     }

@@ -52,6 +52,17 @@ INLINE vf vzero(void) { return (vf){0}; }
 INLINE vi viset(int32_t x) { return x - (vi){0}; }
 INLINE vu vuset(uint32_t x) { return x - (vu){0}; }
 INLINE vf vfma(vf a, vf b, vf c) { return a * b + c; } /* contracted: -ffp-contract=fast */
+/* a * b, rounded before anything is added to it. */
+INLINE vf vmul_alone(vf a, vf b)
+{
+    vf x = a * b;
+#if defined(__x86_64__)
+    __asm__("" : "+x"(x));
+#else
+    __asm__("" : "+m"(x));
+#endif
+    return x;
+}
 INLINE vf vbits(vi x) { return (vf)x; }
 INLINE vi vint(vf x) { return (vi)x; }
 
