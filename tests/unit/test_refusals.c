@@ -176,6 +176,7 @@ static _Alignas(64) char space[1 << 20];
     X(backward_bad_shape, INVALID, "k.shape[3]", s->f.k.shape[3] = 4)                                \
     X(lse_absent,         INVALID, "lse is absent", memset(&s->f.lse, 0, sizeof s->f.lse))           \
     X(cache_backward,     INVALID, "kv_cache", sample_attach_cache(s))                               \
+    X(lse_of_no_columns,  INVALID, "forward.lse is absent", memset(&s->f.lse, 0, sizeof s->f.lse); s->f.q.shape[3] = s->f.k.shape[3] = 0) \
     X(dout_absent,        INVALID, "dout.", memset(&s->g.dout, 0, sizeof s->g.dout))                 \
     X(dout_shape,         INVALID, "dout.shape[3]=8, expected 6", s->g.dout.shape[3] = 8)            \
     X(dout_dtype,         INVALID, "dout.dtype=f16", s->g.dout.dtype = FFPA_F16)                     \
