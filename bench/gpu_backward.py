@@ -125,7 +125,7 @@ def parse():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("library", type=pathlib.Path)
     p.add_argument("case", nargs="+", type=Case)
-    p.add_argument("--turns", type=int, default=4)
+    p.add_argument("--turns", type=int, default=4, help="0: only run each once, so that its kernels are in the cache")
     p.add_argument("--group", type=int, default=6, help="cases that take turns with each other")
     p.add_argument("--torch", action="store_true")
     p.add_argument("--csv", type=pathlib.Path, help="append the rows here")
@@ -136,27 +136,32 @@ def main():
     args = parse()
     ffpa = Ffpa(args.library.resolve(), "cuda", os.environ.get("FFPA_CACHE_DIR"))
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    lines = [f"# {torch.cuda.get_device_name()}; torch {torch.__version__}; {datetime.date.today()}; commit "
-             f"{os.environ.get('COMMIT', 'unknown')}; gpu_backward.py --turns {args.turns} --group {args.group}",
-             "case,path,ms,tflops,gemm_tflops,ratio,torch_backend,torch_ms,torch_tflops,speedup"]
-    print("\n".join(lines), flush=True)
+    out = open(args.csv, "a", encoding="utf-8") if args.csv else None
+
+    def tell(line):
+        print(line, flush=True)
+        if out:
+            print(line, file=out, flush=True)
+
+    tell(f"# {torch.cuda.get_device_name()}; torch {torch.__version__}; {datetime.date.today()}; commit "
+         f"{os.environ.get('COMMIT', 'unknown')}; gpu_backward.py --turns {args.turns} --group {args.group}")
+    tell("case,path,ms,tflops,gemm_tflops,ratio,torch_backend,torch_ms,torch_tflops,speedup")
     for at in range(0, len(args.case), args.group):
         cases = args.case[at:at + args.group]
         ours = [case.ours(ffpa) for case in cases]
+        paths = [path for _, path in ours]
+        if args.turns == 0:
+            print(*(f"{case.text}: {path}" for case, path in zip(cases, paths)), sep="\n", flush=True)
+            continue
         gemm, *ms = turns([lambda: a @ b] + [run for run, _ in ours], args.turns)
         roof = 2.0 * 8192**3 / gemm / 1e9
-        paths = [path for _, path in ours]
         del ours
         for case, path, t in zip(cases, paths, ms):
             backend, other = case.of_torch() if args.torch else ("none", float("nan"))
             rate = case.flop() / t / 1e9
-            lines.append(f"{case.text},{path},{t:.3f},{rate:.1f},{roof:.1f},{rate / roof:.3f},{backend},{other:.3f},"
-                         f"{case.flop() / other / 1e9:.1f},{other / t:.2f}")
-            print(lines[-1], flush=True)
+            tell(f"{case.text},{path},{t:.3f},{rate:.1f},{roof:.1f},{rate / roof:.3f},{backend},{other:.3f},"
+                 f"{case.flop() / other / 1e9:.1f},{other / t:.2f}")
             torch.cuda.empty_cache()
-    if args.csv:
-        with open(args.csv, "a", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
