@@ -8,7 +8,7 @@
 #   --quick           the case table at two head dimensions and two dtypes
 #   --processes N     at a time (default: all processors); they share the GPU
 #
-# cases     the C programs: the case table by id, options, random problems, edges, each call staged between guards
+# cases     the C programs: the case table by id, options, random problems, each call staged between guards
 # library   problems of several tiles against float64 on the GPU (DIR/error_ratios.csv), graph capture, two devices
 # sanitize  the smallest problem of every kernel under memcheck, racecheck, initcheck and synccheck
 # host      host microseconds of a warm call
@@ -70,8 +70,10 @@ case_jobs() {
             echo "$(basename "$program")_$shard env FFPA_TEST_SHARD=$shard/6 $program"
         done
     done
-    for program in test_options_grid test_random_problems test_accept_edges test_every_kernel; do
-        echo "$program $build/tests/$program"
+    for shard in $(seq 18); do
+        for program in test_options_grid test_random_problems; do
+            echo "${program}_$shard env FFPA_TEST_EFFORT=quick FFPA_TEST_SHARD=$shard/18 $build/tests/$program"
+        done
     done
 }
 

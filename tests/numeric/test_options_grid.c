@@ -16,6 +16,7 @@ static void grid(void (*add)(sample *t), const tensor_layout *layout, bool backw
     for (size_t x = 0; x < COUNT(dims); x += judge_quick() ? 3 : 1) {
         for (size_t y = 0; y < COUNT(dtypes); y++) {
             if (judge_quick() && x / 3 % COUNT(dtypes) != y) continue;
+            if (!judge_in_shard((unsigned)(x / 3 * COUNT(dtypes) + y))) continue;
             sample_spec spec = {.dtype = dtypes[y],
                                 .b = B,
                                 .hq = HQ,

@@ -9,17 +9,6 @@
 
 static const int64_t any_d[] = {8, 64, 256, 320, 512, 1024};
 
-/* FFPA_TEST_SHARD=2/5: of the settings, in order, every fifth from the second on. Several processes share a
- * slow case so. */
-static bool in_shard(unsigned n)
-{
-    unsigned mine = 1, all = 1;
-    const char *text = getenv("FFPA_TEST_SHARD");
-    if (text && (sscanf(text, "%u/%u", &mine, &all) != 2 || mine < 1 || mine > all))
-        fail_msg("FFPA_TEST_SHARD=%s is not like 2/5", text);
-    return n % all == mine - 1;
-}
-
 /* What quick leaves out of "any D", dtype number x and size number y. A GPU compiles for every head dimension
  * and dtype, so the outer ones; elsewhere each of the sizes goes to one dtype. */
 static bool passed_over(const setting *s, bool any, unsigned x, unsigned y)
@@ -39,7 +28,7 @@ void for_each_setting(unsigned dtypes, int64_t d, void (*body)(const setting *s)
             if (!(dtypes >> x & 1u)) continue;
             for (unsigned y = 0; y < (d ? 1 : sizeof any_d / sizeof *any_d); y++) {
                 const setting s = {p, dtype[x], d ? d : any_d[y]};
-                if (!passed_over(&s, d == 0, x, y) && in_shard(n++)) body(&s);
+                if (!passed_over(&s, d == 0, x, y) && judge_in_shard(n++)) body(&s);
             }
         }
     }

@@ -2,6 +2,7 @@
 #include "support/judge_paths.h"
 #include "support/unit.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 static judge_path paths[] = {
@@ -111,4 +112,13 @@ bool judge_quick(void)
 {
     const char *effort = getenv("FFPA_TEST_EFFORT");
     return effort && strcmp(effort, "quick") == 0;
+}
+
+bool judge_in_shard(unsigned n)
+{
+    unsigned mine = 1, all = 1;
+    const char *text = getenv("FFPA_TEST_SHARD");
+    if (text && (sscanf(text, "%u/%u", &mine, &all) != 2 || mine < 1 || mine > all))
+        fail_msg("FFPA_TEST_SHARD=%s is not like 2/5", text);
+    return n % all == mine - 1;
 }

@@ -35,4 +35,8 @@ int judge_scale(void);
  * FFPA_TEST_PATH asks for them. */
 bool judge_quick(void);
 
+/* FFPA_TEST_SHARD=2/5: of a program's settings or problems, in order, every fifth from the second on. Is the n-th
+ * among them? Several processes share a slow program so. */
+bool judge_in_shard(unsigned n);
+
 #endif
