@@ -206,7 +206,8 @@ FFPA_DEVICE bool tile_guarded(const gemm_args &a, const Work &w, const Inner &x)
     return key < live.clear_from || (key + TILE < w.seq.nk ? key + TILE : w.seq.nk) > live.clear_to;
 }
 
-// After the last step, and only if guard_scan found some: NaN and Inf of B where their pair is not masked.
+// After the last step, and only if guard_scan found some: NaN and Inf of B where their pair is not masked (pds leaves
+// +0 there, and -0 where dropout took the weight).
 FFPA_DEVICE void guard_add(const gemm_args &a, const Work &w, Acc &c)
 {
     Inner x = {w.head, w.tile_from, 0};
@@ -229,7 +230,7 @@ FFPA_DEVICE void guard_add(const gemm_args &a, const Work &w, Acc &c)
                 if (fabsf(v) < FFPA_INF) continue;
 #pragma unroll
                 for (int m = 0; m < MT * 2; m++)
-                    if (p[m / 2][m % 2] != 0.0f) c[m / 2][n / 2][m % 2 * 2 + n % 2] += p[m / 2][m % 2] * v;
+                    if (__float_as_uint(p[m / 2][m % 2]) != 0) c[m / 2][n / 2][m % 2 * 2 + n % 2] += p[m / 2][m % 2] * v;
             }
         }
     }

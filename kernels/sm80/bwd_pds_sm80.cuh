@@ -197,7 +197,9 @@ FFPA_DEVICE void weights_step(const pds_args &a, const Work &w, const DropKey &k
                     const float t = score_capped(a.scores, x), v = score(a.scores, row, t, j + n * 8 + e, w.clear);
                     x = v == -FFPA_INF || lse == FFPA_INF ? 0.0f : exp_of(v - lse);
                     p[n][e] = x;
-                    if (FFPA_DROPOUT) p[n][e] = drop_bit(drops, m, half, n, e) ? x * a.dropout.keep_scale : 0.0f;
+                    // A dropped weight is -0: unlike an unseen pair's +0 it lets NaN and Inf of dO through (guard_add).
+                    if (FFPA_DROPOUT && v != -FFPA_INF && lse != FFPA_INF)
+                        p[n][e] = drop_bit(drops, m, half, n, e) ? x * a.dropout.keep_scale : -0.0f;
                     const float slope = 1.0f - (t / a.scores.softcap) * (t / a.scores.softcap);
                     if (FFPA_SOFTCAP && FFPA_DMASK)
                         a.dbias[at + n * 8 + (lane_id() & 3) * 2 + e] = slope; // until finish_step wants it
