@@ -1,4 +1,5 @@
 /* test_cases_dropout.c - dropout: cases B51 to B53. */
+#include "support/judge_device.h"
 #include "support/judge_plain.h"
 #include "support/judge_rule.h"
 
@@ -153,11 +154,13 @@ static void dropout_with_causal(const setting *s)
 }
 CASE(b53_dropout_with_causal, ON_ALL, 192, dropout_with_causal)
 
-/* A dropped weight is 0, and 0 times NaN or infinity is NaN: unlike a masked key, a dropped one is seen. */
+/* A dropped weight is 0, and 0 times NaN or infinity is NaN: unlike a masked key, a dropped one is seen. (A GPU makes
+ * infinity of infinity there: docs/limits.md.) */
 static void dropped_weights_are_zeros(const setting *s)
 {
     const double what[] = {(double)NAN, (double)INFINITY};
     for (size_t x = 0; x < 2 * COUNT(what); x++) {
+        if (judge_on_device(s->path->ctx) && x % 2 == 1) continue;
         sample *t = sample_new(&(sample_spec){
             .dtype = s->dtype, .nq = x < 2 ? 60 : 5, .nk = 70, .d = s->d, .backward = true});
         t->f.causal = FFPA_BOTTOM_RIGHT;
