@@ -91,21 +91,14 @@ static int add_pds(variant_list *list, const problem *p, const cuda_device *devi
     const int d = whole_panels(a->d), dv = whole_panels(a->dv);
     char name[112];
     const bool weighted = a->softcap > 0 || p->dropping;
-    snprintf(name, sizeof name, "pds_sm90_%s_d%dv%d%s%s%s%s%s%s", dtype_name(a->dtype), d, dv,
-             macro_range(p) ? "_range" : "", a->mask_dtype ? "_mask" : "",
-             a->softcap > 0 ? "_softcap" : "", a->alibi ? "_alibi" : "",
-             p->dropping ? "_dropout" : "", macro_varlen(p) ? "_varlen" : "");
+    snprintf(name, sizeof name, "pds_sm90_%s_d%dv%d%s", dtype_name(a->dtype), d, dv,
+             score_name_of(p).text);
     variant *v = variant_add(list, "sm90/bwd_pds_sm90.cuh", device->arch,
                              (unsigned)pds90_shared_bytes(weighted), name);
     config_set(v, "DTYPE", a->dtype);
     config_set_always(v, "D", d);
     config_set_always(v, "DV", dv);
-    config_set(v, "RANGE", macro_range(p));
-    config_set(v, "MASK", a->mask_dtype);
-    config_set(v, "SOFTCAP", a->softcap > 0);
-    config_set(v, "ALIBI", a->alibi);
-    config_set(v, "DROPOUT", p->dropping);
-    config_set(v, "VARLEN", macro_varlen(p));
+    config_set_scores(v, p);
     return list->count - 1;
 }
 

@@ -117,6 +117,35 @@ int macro_cache(const problem *p)
 
 int macro_varlen(const problem *p) { return (p->sources & (VARLEN_Q | VARLEN_K)) != 0; }
 
+/* Backward has a sink's share in LSE: its kernels need not know of it. */
+static bool sink_in_kernel(const problem *p)
+{
+    return p->ask.sink && p->ask.op == FFPA_FORWARD;
+}
+
+void config_set_scores(variant *v, const problem *p)
+{
+    const ffpa_problem *a = &p->ask;
+    config_set(v, "RANGE", macro_range(p));
+    config_set(v, "MASK", a->mask_dtype);
+    config_set(v, "SOFTCAP", a->softcap > 0);
+    config_set(v, "ALIBI", a->alibi);
+    config_set(v, "SINK", sink_in_kernel(p));
+    config_set(v, "DROPOUT", p->dropping);
+    config_set(v, "VARLEN", macro_varlen(p));
+}
+
+score_name score_name_of(const problem *p)
+{
+    const ffpa_problem *a = &p->ask;
+    score_name name;
+    snprintf(name.text, sizeof name.text, "%s%s%s%s%s%s%s", macro_range(p) ? "_range" : "",
+             a->mask_dtype ? "_mask" : "", a->softcap > 0 ? "_softcap" : "",
+             a->alibi ? "_alibi" : "", sink_in_kernel(p) ? "_sink" : "",
+             p->dropping ? "_dropout" : "", macro_varlen(p) ? "_varlen" : "");
+    return name;
+}
+
 int64_t tile_lines(int64_t batch, int64_t n, int64_t total, bool packed, int64_t tile)
 {
     return packed ? total / tile + batch : batch * ((n + tile - 1) / tile);

@@ -4,6 +4,7 @@
 
 #include "common/args.h"
 #include "core/problem.h"
+#include "cuda/config.h"
 
 /* Axes of size 1 get stride 0, so that a kernel may index a broadcast axis like a full one. */
 k_tensor args_tensor(const ffpa_tensor *t);
@@ -25,6 +26,15 @@ key_window args_window(const ffpa_problem *a);
 int macro_range(const problem *p);
 int macro_cache(const problem *p);
 int macro_varlen(const problem *p);
+
+/* The macros that say what a score is and which pairs have one, for kernels that compute scores. */
+void config_set_scores(variant *v, const problem *p);
+
+/* The same for a variant's name: "_range_softcap", empty without options. */
+typedef struct score_name {
+    char text[64];
+} score_name;
+score_name score_name_of(const problem *p);
 
 /* Lines of tiles (kernels/README.md): `rows` tile rows for each row of a sequence. */
 int64_t tile_lines(int64_t batch, int64_t n, int64_t total, bool packed, int64_t tile);

@@ -209,11 +209,8 @@ static int add_pds(variant_list *list, const problem *p, const cuda_device *devi
     const int fit = device->shared_optin / pds_shared_bytes(rows, 1),
               stages = fit < MAX_STAGES ? fit : MAX_STAGES;
     char name[112];
-    snprintf(name, sizeof name, "pds_sm80_%s_d%" PRId64 "v%" PRId64 "_m%ds%d%s%s%s%s%s%s",
-             dtype_name(a->dtype), a->d, a->dv, rows, stages, macro_range(p) ? "_range" : "",
-             a->mask_dtype ? "_mask" : "", a->softcap > 0 ? "_softcap" : "",
-             a->alibi ? "_alibi" : "", p->dropping ? "_dropout" : "",
-             macro_varlen(p) ? "_varlen" : "");
+    snprintf(name, sizeof name, "pds_sm80_%s_d%" PRId64 "v%" PRId64 "_m%ds%d%s",
+             dtype_name(a->dtype), a->d, a->dv, rows, stages, score_name_of(p).text);
     variant *v = variant_add(list, "sm80/bwd_pds_sm80.cuh", device->arch,
                              (unsigned)pds_shared_bytes(rows, stages), name);
     config_set(v, "DTYPE", a->dtype);
@@ -223,12 +220,7 @@ static int add_pds(variant_list *list, const problem *p, const cuda_device *devi
     config_set(v, "BM", rows);
     config_set(v, "STAGES", stages);
     config_set(v, "ALIGNED", pds_aligned(p));
-    config_set(v, "RANGE", macro_range(p));
-    config_set(v, "MASK", a->mask_dtype);
-    config_set(v, "SOFTCAP", a->softcap > 0);
-    config_set(v, "ALIBI", a->alibi);
-    config_set(v, "DROPOUT", p->dropping);
-    config_set(v, "VARLEN", macro_varlen(p));
+    config_set_scores(v, p);
     config_set(v, "DMASK", (p->outputs & OUT_DMASK) != 0);
     return list->count - 1;
 }

@@ -158,12 +158,8 @@ static void add_attention(variant_list *list, const problem *p, const cuda_devic
 {
     const ffpa_problem *a = &p->ask;
     char name[112];
-    snprintf(name, sizeof name,
-             "fwd_sm80_%s_d%" PRId64 "v%" PRId64 "_m%dn%ds%d%s%s%s%s%s%s%s%s%s",
-             dtype_name(a->dtype), a->d, a->dv, x->bm, x->bn, x->stages,
-             macro_range(p) ? "_range" : "", a->mask_dtype ? "_mask" : "",
-             a->softcap > 0 ? "_softcap" : "", a->alibi ? "_alibi" : "", a->sink ? "_sink" : "",
-             p->dropping ? "_dropout" : "", macro_varlen(p) ? "_varlen" : "",
+    snprintf(name, sizeof name, "fwd_sm80_%s_d%" PRId64 "v%" PRId64 "_m%dn%ds%d%s%s%s",
+             dtype_name(a->dtype), a->d, a->dv, x->bm, x->bn, x->stages, score_name_of(p).text,
              macro_cache(p) ? "_cache" : "", x->splits > 1 ? "_split" : "");
     variant *v = variant_add(list, "sm80/fwd_sm80.cuh", device->arch,
                              (unsigned)shared_bytes(a, x, x->stages * x->panels), name);
@@ -178,13 +174,8 @@ static void add_attention(variant_list *list, const problem *p, const cuda_devic
     config_set(v, "PANELS", x->panels);
     config_set(v, "STAGES", x->stages);
     config_set(v, "ALIGNED", streams_aligned(p));
-    config_set(v, "RANGE", macro_range(p));
-    config_set(v, "MASK", a->mask_dtype);
-    config_set(v, "SOFTCAP", a->softcap > 0);
-    config_set(v, "ALIBI", a->alibi);
-    config_set(v, "SINK", a->sink);
-    config_set(v, "DROPOUT", p->dropping);
-    set_sequences(v, p);
+    config_set_scores(v, p);
+    config_set(v, "CACHE", macro_cache(p));
     config_set(v, "PACK", x->packed);
     config_set(v, "SPLIT", x->splits > 1);
 }

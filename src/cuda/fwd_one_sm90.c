@@ -132,12 +132,9 @@ static void add_attention(variant_list *list, const problem *p, const cuda_devic
 {
     const ffpa_problem *a = &p->ask;
     char name[112];
-    snprintf(name, sizeof name,
-             "fwd_one_sm90_%s_d%" PRId64 "v%" PRId64 "_m%dn%d%s%s%s%s%s%s%s%s",
-             dtype_name(a->dtype), a->d, a->dv, x->bm, x->bn, macro_range(p) ? "_range" : "",
-             a->mask_dtype ? "_mask" : "", a->softcap > 0 ? "_softcap" : "",
-             a->alibi ? "_alibi" : "", a->sink ? "_sink" : "", p->dropping ? "_dropout" : "",
-             macro_varlen(p) ? "_varlen" : "", macro_cache(p) ? "_cache" : "");
+    snprintf(name, sizeof name, "fwd_one_sm90_%s_d%" PRId64 "v%" PRId64 "_m%dn%d%s%s",
+             dtype_name(a->dtype), a->d, a->dv, x->bm, x->bn, score_name_of(p).text,
+             macro_cache(p) ? "_cache" : "");
     const int shared =
         fwd_one_shared_bytes((int)a->d, (int)a->dv, x->bm, x->bn, K_STAGES, x->v_stages);
     variant *v =
@@ -150,13 +147,7 @@ static void add_attention(variant_list *list, const problem *p, const cuda_devic
     config_set(v, "BN", x->bn);
     config_set(v, "STAGES", K_STAGES);
     config_set(v, "V_STAGES", x->v_stages);
-    config_set(v, "RANGE", macro_range(p));
-    config_set(v, "MASK", a->mask_dtype);
-    config_set(v, "SOFTCAP", a->softcap > 0);
-    config_set(v, "ALIBI", a->alibi);
-    config_set(v, "SINK", a->sink);
-    config_set(v, "DROPOUT", p->dropping);
-    config_set(v, "VARLEN", macro_varlen(p));
+    config_set_scores(v, p);
     config_set(v, "CACHE", macro_cache(p));
 }
 

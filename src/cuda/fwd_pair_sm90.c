@@ -90,12 +90,8 @@ static void add_kernel(variant_list *list, const problem *p, const cuda_device *
 {
     const ffpa_problem *a = &p->ask;
     char name[112];
-    snprintf(name, sizeof name,
-             "fwd_pair_sm90_%s_d%" PRId64 "v%" PRId64 "_v%ds%d%s%s%s%s%s%s%s",
-             dtype_name(a->dtype), a->d, a->dv, x->vrows, x->stages,
-             macro_range(p) ? "_range" : "", a->mask_dtype ? "_mask" : "",
-             a->softcap > 0 ? "_softcap" : "", a->alibi ? "_alibi" : "", a->sink ? "_sink" : "",
-             p->dropping ? "_dropout" : "", macro_varlen(p) ? "_varlen" : "");
+    snprintf(name, sizeof name, "fwd_pair_sm90_%s_d%" PRId64 "v%" PRId64 "_v%ds%d%s",
+             dtype_name(a->dtype), a->d, a->dv, x->vrows, x->stages, score_name_of(p).text);
     const int shared = pair_shared_bytes((int)a->d, (int)a->dv, x->vrows, x->stages);
     variant *v =
         variant_add(list, "sm90/fwd_pair_sm90.cuh", device->arch, (unsigned)shared, name);
@@ -108,13 +104,7 @@ static void add_kernel(variant_list *list, const problem *p, const cuda_device *
     config_set(v, "KLAG", x->klag);
     config_set(v, "SWAP_AT", x->swap_at);
     config_set(v, "REGS", x->regs);
-    config_set(v, "RANGE", macro_range(p));
-    config_set(v, "MASK", a->mask_dtype);
-    config_set(v, "SOFTCAP", a->softcap > 0);
-    config_set(v, "ALIBI", a->alibi);
-    config_set(v, "SINK", a->sink);
-    config_set(v, "DROPOUT", p->dropping);
-    config_set(v, "VARLEN", macro_varlen(p));
+    config_set_scores(v, p);
 }
 
 ffpa_status pair_choose(const problem *p, const cuda_device *device, void *choice,

@@ -162,17 +162,15 @@ static void add_kernel(variant_list *list, const problem *p, const cuda_device *
     const ffpa_problem *a = &p->ask;
     const bool values = part[1] != 0;
     char name[112];
-    snprintf(name, sizeof name, "fwd_spill_%s_sm90_%s_d%" PRId64 "v%" PRId64 "%s%s", part,
-             dtype_name(a->dtype), a->d, a->dv, macro_range(p) ? "_range" : "",
-             a->sink ? "_sink" : "");
+    snprintf(name, sizeof name, "fwd_spill_%s_sm90_%s_d%" PRId64 "v%" PRId64 "%s", part,
+             dtype_name(a->dtype), a->d, a->dv, score_name_of(p).text);
     variant *v =
         variant_add(list, values ? "sm90/fwd_spill_pv_sm90.cuh" : "sm90/fwd_spill_p_sm90.cuh",
                     device->arch, shared, name);
     config_set(v, "DTYPE", a->dtype);
     config_set(v, "D", a->d);
     config_set(v, "DV", a->dv);
-    config_set(v, "RANGE", macro_range(p));
-    config_set(v, "SINK", a->sink);
+    config_set_scores(v, p);
 }
 
 ffpa_status spill_choose(const problem *p, const cuda_device *device, void *choice,
