@@ -1,24 +1,9 @@
 /* test_bwd_sm90.c - the backward pass of Hopper as the driver sees it: which problems it takes, its launches,
  * its chunks under every limit, its maps. */
-#include "fake/device_call.h"
-#include "fake/fake_cuda.h"
+#include "fake/fake_checks.h"
 #include "support/unit.h"
 
-#include "common/args.h"
 #include "common/shapes.h"
-
-#include <time.h>
-
-static ffpa_status backward(ffpa_context *ctx, device_call *c)
-{
-    TRY(ffpa_backward_workspace(ctx, &c->g, &c->g.workspace_bytes));
-    return ffpa_backward(ctx, &c->g);
-}
-
-static bool is(const fake_launch *l, const char *kind)
-{
-    return strncmp(l->kernel, kind, strlen(kind)) == 0;
-}
 
 static products_args products_of(const fake_launch *l)
 {
@@ -26,14 +11,6 @@ static products_args products_of(const fake_launch *l)
     assert_true(is(l, "products"));
     memcpy(&args, l->args, sizeof args);
     return args;
-}
-
-/* What a map of the fake driver holds. */
-static const void *mapped(const k_map *map)
-{
-    const void *data;
-    memcpy(&data, map, sizeof data);
-    return data;
 }
 
 static void three_kernels_when_d_is_dv(void **state)
@@ -131,11 +108,8 @@ static void what_it_does_not_take_goes_on(void **state)
 /* Keeps the book on which lines of which heads a run covers, and on keys' sums. */
 static void check_chunks(const device_call *c, int lines)
 {
-    enum { MAX = 64 * 64 };
-    static int covered[MAX], opened[64], closed[64];
-    memset(covered, 0, sizeof covered);
-    memset(opened, 0, sizeof opened);
-    memset(closed, 0, sizeof closed);
+    static chunk_book book;
+    book = (chunk_book){.lines = lines};
     const char *begin = c->g.workspace, *end = begin + c->g.workspace_bytes;
     assert_true(FAKE.launch_count <= FAKE_LAUNCHES);
     for (int i = 0; i < FAKE.launch_count; i++) {
@@ -152,21 +126,10 @@ static void check_chunks(const device_call *c, int lines)
         for (int w = 0; w < 2 && g.partial[w]; w++)
             assert_true((const char *)g.partial[w] >= (const char *)g.ds + bytes &&
                         (const char *)g.partial[w] + sums <= end);
-        for (int h = k.h0; h < k.h0 + k.nh; h++)
-            for (int t = k.t0; t < k.t0 + k.nt; t++)
-                covered[h * lines + t]++;
-        for (int h = k.h0 / g.group; h <= (k.h0 + k.nh - 1) / g.group; h++) {
-            assert_int_equal(opened[h], g.first ? 0 : 1); /* opened before it goes on */
-            opened[h] = 1;
-            assert_int_equal(closed[h], 0);
-            closed[h] = g.last;
-        }
+        book_lines(&book, &k);
+        book_sums(&book, &k, g.group, g.first, g.last);
     }
-    for (int h = 0; h < c->f.q.shape[1]; h++)
-        for (int t = 0; t < lines; t++)
-            assert_int_equal(covered[h * lines + t], 1);
-    for (int h = 0; h < c->f.k.shape[1]; h++)
-        assert_true(opened[h] && closed[h]);
+    book_check(&book, c);
 }
 
 static void chunks_cover_everything_once_within_the_limit(void **state)
@@ -225,19 +188,11 @@ static void every_call_may_fail(void **state)
 
 static void the_host_needs_microseconds(void **state)
 {
-    enum { CALLS = 1000, BATCHES = 9 };
     device_call c;
-    double best = 1e9;
     FAKE.launches_off = true;
     device_call_make(&c, "bwd,bf16,b1h8,q1024k1024,d512,causal", 0);
     assert_ok(backward(*state, &c));
-    for (int b = 0; b < BATCHES; b++) {
-        const clock_t begin = clock();
-        for (int i = 0; i < CALLS; i++)
-            ffpa_backward(*state, &c.g);
-        const double us = (double)(clock() - begin) * 1e6 / CLOCKS_PER_SEC / CALLS;
-        if (us < best) best = us;
-    }
+    const double best = host_microseconds(*state, &c);
     print_message("host time per warm call: %.2f us  bwd on sm90\n", best);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
     assert_true(best <= 5.0);

@@ -1,14 +1,10 @@
 /* test_cuda_backward.c - the backward pass of sm_80 as the driver sees it: its stages, its chunks under every limit
  * (each line of each head once, keys' sums opened and closed once), and every failure in turn. */
-#include "fake/device_call.h"
-#include "fake/fake_cuda.h"
+#include "fake/fake_checks.h"
 #include "support/unit.h"
-
-#include "common/args.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 /* The kernels that every architecture has, on the oldest. */
 static int set_up(void **state)
@@ -16,17 +12,6 @@ static int set_up(void **state)
     const int failed = fake_set_up(state);
     FAKE.cc = 80;
     return failed;
-}
-
-static ffpa_status backward(ffpa_context *ctx, device_call *c)
-{
-    TRY(ffpa_backward_workspace(ctx, &c->g, &c->g.workspace_bytes));
-    return ffpa_backward(ctx, &c->g);
-}
-
-static bool is(const fake_launch *l, const char *kind)
-{
-    return strncmp(l->kernel, kind, strlen(kind)) == 0;
 }
 
 static void five_kernels_when_all_fits(void **state)
@@ -98,11 +83,8 @@ static void masks_and_sinks_have_gradients(void **state)
 /* Keeps the book on which lines of which heads a run covers, from the arguments of its launches. */
 static void check_chunks(const device_call *c, int lines)
 {
-    enum { MAX = 64 * 64 };
-    static int covered[MAX], opened[64], closed[64];
-    memset(covered, 0, sizeof covered);
-    memset(opened, 0, sizeof opened);
-    memset(closed, 0, sizeof closed);
+    static chunk_book book;
+    book = (chunk_book){.lines = lines};
     const char *begin = c->g.workspace, *end = begin + c->g.workspace_bytes;
     assert_true(FAKE.launch_count <= FAKE_LAUNCHES);
     for (int i = 0; i < FAKE.launch_count; i++) {
@@ -112,26 +94,14 @@ static void check_chunks(const device_call *c, int lines)
         const k_chunk k = g.chunk;
         const size_t bytes = (size_t)k.nh * (size_t)k.nt * 128 * (size_t)k.ld * 2;
         assert_true((const char *)g.a >= begin && (const char *)g.a + bytes <= end);
-        if (g.out.data == c->g.dq.data)
-            for (int h = k.h0; h < k.h0 + k.nh; h++)
-                for (int t = k.t0; t < k.t0 + k.nt; t++)
-                    covered[h * lines + t]++;
+        if (g.out.data == c->g.dq.data) book_lines(&book, &k);
         if (g.out.data != c->g.dk.data) continue;
         assert_true(g.partial || (g.first && g.last));
         if (g.partial)
             assert_true((const char *)g.partial > begin && (const char *)g.partial < end);
-        for (int h = k.h0 / g.group; h <= (k.h0 + k.nh - 1) / g.group; h++) {
-            assert_int_equal(opened[h], g.first ? 0 : 1); /* opened before it goes on */
-            opened[h] = 1;
-            assert_int_equal(closed[h], 0);
-            closed[h] = g.last;
-        }
+        book_sums(&book, &k, g.group, g.first, g.last);
     }
-    for (int h = 0; h < c->f.q.shape[1]; h++)
-        for (int t = 0; t < lines; t++)
-            assert_int_equal(covered[h * lines + t], 1);
-    for (int h = 0; h < c->f.k.shape[1]; h++)
-        assert_true(opened[h] && closed[h]);
+    book_check(&book, c);
 }
 
 static void chunks_cover_everything_once_within_the_limit(void **state)
@@ -224,19 +194,11 @@ static void every_call_may_fail(void **state)
 
 static void the_host_needs_microseconds(void **state)
 {
-    enum { CALLS = 1000, BATCHES = 9 };
     device_call c;
-    double best = 1e9;
     FAKE.launches_off = true;
     device_call_make(&c, "bwd,bf16,b1h8,q1024k1024,d512,causal", 0);
     assert_ok(backward(*state, &c));
-    for (int b = 0; b < BATCHES; b++) {
-        const clock_t begin = clock();
-        for (int i = 0; i < CALLS; i++)
-            ffpa_backward(*state, &c.g);
-        const double us = (double)(clock() - begin) * 1e6 / CLOCKS_PER_SEC / CALLS;
-        if (us < best) best = us;
-    }
+    const double best = host_microseconds(*state, &c);
     print_message("host time per warm call: %.2f us  bwd,bf16,b1h8,q1024k1024,d512,causal\n",
                   best);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)

@@ -1,7 +1,6 @@
 /* test_cuda_forward.c - the forward pass as the driver sees it: which kernels with which arguments, nothing
  * but launches on a warm call, every failure in turn, devices missing or unfit. */
-#include "fake/device_call.h"
-#include "fake/fake_cuda.h"
+#include "fake/fake_checks.h"
 #include "support/unit.h"
 
 #include "common/args.h"
@@ -9,12 +8,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
-
-static ffpa_status forward(ffpa_context *ctx, device_call *c)
-{
-    TRY(ffpa_forward_workspace(ctx, &c->f, &c->f.workspace_bytes));
-    return ffpa_forward(ctx, &c->f);
-}
 
 static void a_call_becomes_one_launch(void **state)
 {
@@ -282,20 +275,6 @@ static void every_allocation_may_fail(void **state)
         assert_int_equal(fake_allocations_alive(), 0);
     }
     assert_true(n > 8);
-}
-
-static double host_microseconds(ffpa_context *ctx, const device_call *c)
-{
-    enum { CALLS = 2000, BATCHES = 9 };
-    double best = 1e9;
-    for (int b = 0; b < BATCHES; b++) {
-        const clock_t begin = clock();
-        for (int i = 0; i < CALLS; i++)
-            ffpa_forward(ctx, &c->f);
-        const double us = (double)(clock() - begin) * 1e6 / CLOCKS_PER_SEC / CALLS;
-        if (us < best) best = us;
-    }
-    return best;
 }
 
 static void the_host_needs_microseconds(void **state)

@@ -1,21 +1,11 @@
 /* test_cuda_fwd_one.c - small heads on Hopper: which problems it takes, with which tiles and arguments, and why it
  * refuses the others. */
-#include "fake/device_call.h"
-#include "fake/fake_cuda.h"
+#include "fake/fake_checks.h"
 #include "support/unit.h"
-
-#include "common/args.h"
-#include "cuda/families.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-
-static ffpa_status forward(ffpa_context *ctx, device_call *c)
-{
-    TRY(ffpa_forward_workspace(ctx, &c->f, &c->f.workspace_bytes));
-    return ffpa_forward(ctx, &c->f);
-}
 
 static fwd_one_args run(ffpa_context *ctx, device_call *c, const char *text)
 {
@@ -133,15 +123,8 @@ static void what_it_refuses_runs_elsewhere(void **state)
         device_call_make(&c, refused[i].problem, 0);
         assert_ok(forward(*state, &c));
         assert_null(strstr(ffpa_last_path(), "sm90_one"));
-        ffpa_problem ask;
-        problem p;
         char why[300] = "";
-        cuda_device device;
-        assert_ok(ffpa_problem_parse(refused[i].problem, &ask));
-        assert_ok(problem_of_ask(&p, &ask, "test"));
-        problem_move(&p, FFPA_CUDA(0));
-        assert_ok(cuda_device_of_arch("sm_90a", &device));
-        assert_null(family_for(&p, &device, "sm90_one", why, sizeof why));
+        assert_null(family_on_hopper(&c.ask, "sm90_one", why, sizeof why));
         if (!strstr(why, refused[i].reason))
             fail_msg("%s: \"%s\", expected \"%s\"", refused[i].problem, why, refused[i].reason);
     }

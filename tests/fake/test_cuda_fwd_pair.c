@@ -1,27 +1,11 @@
 /* test_cuda_fwd_pair.c - forward on pairs of blocks, as the driver sees it: what is launched, what a warm call costs
  * it, which problems are taken, refused, or left to another family. */
-#include "fake/device_call.h"
-#include "fake/fake_cuda.h"
+#include "fake/fake_checks.h"
 #include "support/unit.h"
 
-#include "common/args.h"
 #include "common/shapes.h"
-#include "cuda/families.h"
 
 #include <string.h>
-
-static ffpa_status forward(ffpa_context *ctx, device_call *c)
-{
-    TRY(ffpa_forward_workspace(ctx, &c->f, &c->f.workspace_bytes));
-    return ffpa_forward(ctx, &c->f);
-}
-
-static void *mapped(const k_map *map)
-{
-    void *address;
-    memcpy(&address, map->opaque, sizeof address);
-    return address;
-}
 
 static void box_of(const k_map *map, int32_t box[5]) { memcpy(box, map->opaque + 8, 20); }
 
@@ -118,15 +102,10 @@ static void what_it_does_not_take_runs_on_sm80(void **state)
     for (size_t i = 0; i < COUNT(cases); i++) {
         device_call c;
         char why[300];
-        problem p;
-        cuda_device device;
         device_call_make(&c, cases[i].problem, 0);
         assert_ok(forward(*state, &c));
         assert_string_equal(ffpa_last_path(), "cuda/sm80/forward");
-        assert_ok(problem_of_ask(&p, &c.ask, "test"));
-        problem_move(&p, FFPA_CUDA(0));
-        assert_ok(cuda_device_of_arch("sm_90a", &device));
-        assert_string_equal(family_for(&p, &device, NULL, why, sizeof why)->name, "sm80");
+        assert_string_equal(family_on_hopper(&c.ask, NULL, why, sizeof why)->name, "sm80");
         if (!strstr(why, cases[i].reason))
             fail_msg("%s: '%s' does not say '%s'", cases[i].problem, why, cases[i].reason);
     }

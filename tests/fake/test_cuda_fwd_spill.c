@@ -1,19 +1,9 @@
 /* test_cuda_fwd_spill.c - forward with P in the workspace, as the driver sees it: chunks of heads and rows, the layout of the
  * workspace, what is taken and what is left to another family. */
-#include "fake/device_call.h"
-#include "fake/fake_cuda.h"
+#include "fake/fake_checks.h"
 #include "support/unit.h"
 
-#include "common/args.h"
-#include "cuda/families.h"
-
 #include <string.h>
-
-static ffpa_status forward(ffpa_context *ctx, device_call *c)
-{
-    TRY(ffpa_forward_workspace(ctx, &c->f, &c->f.workspace_bytes));
-    return ffpa_forward(ctx, &c->f);
-}
 
 static fwd_spill_args args_of(int launch)
 {
@@ -102,16 +92,11 @@ static void what_it_does_not_take_runs_on_sm80(void **state)
     for (size_t i = 0; i < COUNT(cases); i++) {
         device_call c;
         char why[300];
-        problem p;
-        cuda_device device;
         device_call_make(&c, cases[i].problem, 0);
         assert_ok(forward(*state, &c));
         assert_string_equal(ffpa_last_path(), "cuda/sm80/forward");
-        assert_ok(problem_of_ask(&p, &c.ask, "test"));
-        problem_move(&p, FFPA_CUDA(0));
-        assert_ok(cuda_device_of_arch("sm_90a", &device));
-        assert_null(family_for(&p, &device, "sm90_pair", why, sizeof why));
-        family_for(&p, &device, NULL, why, sizeof why);
+        assert_null(family_on_hopper(&c.ask, "sm90_pair", why, sizeof why));
+        family_on_hopper(&c.ask, NULL, why, sizeof why);
         if (!strstr(why, cases[i].reason))
             fail_msg("%s: '%s' does not say '%s'", cases[i].problem, why, cases[i].reason);
     }

@@ -1,10 +1,9 @@
 /* test_cuda_plans.c - what is planned for a list of problems and architectures, against a golden file: kernels,
  * their config.cuh, shared memory, workspace. FFPA_GOLDEN=write refreshes it; the diff is the review. */
-#include "fake/fake_cuda.h"
+#include "fake/fake_checks.h"
 #include "support/unit.h"
 
 #include "cuda/config.h"
-#include "cuda/families.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -86,15 +85,10 @@ static void one_family_alone(void **state)
 {
     (void)state;
     ffpa_problem ask;
-    problem p;
-    cuda_device device;
     char why[300];
     assert_ok(ffpa_problem_parse("fwd,bf16,b1h32,q8192k8192,d512", &ask));
-    assert_ok(problem_of_ask(&p, &ask, "test"));
-    problem_move(&p, FFPA_CUDA(0));
-    assert_ok(cuda_device_of_arch("sm_90a", &device));
-    assert_string_equal(family_for(&p, &device, "sm80", why, sizeof why)->name, "sm80");
-    assert_null(family_for(&p, &device, "sm00", why, sizeof why));
+    assert_string_equal(family_on_hopper(&ask, "sm80", why, sizeof why)->name, "sm80");
+    assert_null(family_on_hopper(&ask, "sm00", why, sizeof why));
     assert_non_null(strstr(why, "no kernels of sm00"));
 }
 

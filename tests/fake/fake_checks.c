@@ -1,0 +1,84 @@
+/* fake_checks.c - see fake_checks.h. */
+#include "fake/fake_checks.h"
+
+#include "support/unit.h"
+
+#include <time.h>
+
+ffpa_status forward(ffpa_context *ctx, device_call *c)
+{
+    TRY(ffpa_forward_workspace(ctx, &c->f, &c->f.workspace_bytes));
+    return ffpa_forward(ctx, &c->f);
+}
+
+ffpa_status backward(ffpa_context *ctx, device_call *c)
+{
+    TRY(ffpa_backward_workspace(ctx, &c->g, &c->g.workspace_bytes));
+    return ffpa_backward(ctx, &c->g);
+}
+
+bool is(const fake_launch *l, const char *kind)
+{
+    return strncmp(l->kernel, kind, strlen(kind)) == 0;
+}
+
+void *mapped(const k_map *map)
+{
+    void *address;
+    memcpy(&address, map->opaque, sizeof address);
+    return address;
+}
+
+const family *family_on_hopper(const ffpa_problem *ask, const char *only, char *why,
+                               size_t why_bytes)
+{
+    problem p;
+    cuda_device device;
+    assert_ok(problem_of_ask(&p, ask, "test"));
+    problem_move(&p, FFPA_CUDA(0));
+    assert_ok(cuda_device_of_arch("sm_90a", &device));
+    return family_for(&p, &device, only, why, why_bytes);
+}
+
+double host_microseconds(ffpa_context *ctx, const device_call *c)
+{
+    enum { CALLS = 1000, BATCHES = 9 };
+    double best = 1e9;
+    for (int b = 0; b < BATCHES; b++) {
+        const clock_t begin = clock();
+        for (int i = 0; i < CALLS; i++)
+            if (c->ask.op == FFPA_FORWARD)
+                ffpa_forward(ctx, &c->f);
+            else
+                ffpa_backward(ctx, &c->g);
+        const double us = (double)(clock() - begin) * 1e6 / CLOCKS_PER_SEC / CALLS;
+        if (us < best) best = us;
+    }
+    return best;
+}
+
+void book_lines(chunk_book *book, const k_chunk *k)
+{
+    for (int h = k->h0; h < k->h0 + k->nh; h++)
+        for (int t = k->t0; t < k->t0 + k->nt; t++)
+            book->covered[h * book->lines + t]++;
+}
+
+void book_sums(chunk_book *book, const k_chunk *k, int group, int first, int last)
+{
+    for (int h = k->h0 / group; h <= (k->h0 + k->nh - 1) / group; h++) {
+        assert_int_equal(book->opened[h], first ? 0 : 1); /* opened before it goes on */
+        book->opened[h] = 1;
+        assert_int_equal(book->closed[h], 0);
+        book->closed[h] = last;
+    }
+}
+
+void book_check(const chunk_book *book, const device_call *c)
+{
+    for (int h = 0; h < c->f.q.shape[1]; h++)
+        for (int t = 0; t < book->lines; t++)
+            assert_int_equal(book->covered[h * book->lines + t], 1);
+    for (int h = 0; h < c->f.k.shape[1]; h++)
+        assert_true(book->opened[h] && book->closed[h]);
+}

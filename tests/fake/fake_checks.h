@@ -1,0 +1,39 @@
+/* fake_checks.h - what the tests of every family of GPU kernels ask of a call on the fake driver. */
+#ifndef FFPA_TESTS_FAKE_CHECKS_H
+#define FFPA_TESTS_FAKE_CHECKS_H
+
+#include "fake/device_call.h"
+#include "fake/fake_cuda.h"
+
+#include "common/args.h"
+#include "cuda/families.h"
+
+/* The call with the workspace that it asks for. */
+ffpa_status forward(ffpa_context *ctx, device_call *c);
+ffpa_status backward(ffpa_context *ctx, device_call *c);
+
+/* Does the launch's kernel have a name that begins so? */
+bool is(const fake_launch *l, const char *kind);
+
+/* The address that a tensor map of the fake driver holds. */
+void *mapped(const k_map *map);
+
+/* The family that an H200 takes for the problem (`only` as in family_for), and in `why` what the others say. */
+const family *family_on_hopper(const ffpa_problem *ask, const char *only, char *why,
+                               size_t why_bytes);
+
+/* Processor time of a warm call of the problem's operation, in microseconds: the fastest batch. */
+double host_microseconds(ffpa_context *ctx, const device_call *c);
+
+/* Which lines of which heads the chunks of a run cover, and the sums of which key heads they open and close. */
+typedef struct chunk_book {
+    int lines; /* of a head */
+    int covered[64 * 64], opened[64], closed[64];
+} chunk_book;
+void book_lines(chunk_book *book, const k_chunk *k);
+void book_sums(chunk_book *book, const k_chunk *k, int group, int first, int last);
+
+/* Each line of each head once; each key head's sums opened first and closed last. */
+void book_check(const chunk_book *book, const device_call *c);
+
+#endif
