@@ -60,16 +60,22 @@ class Ffpa(cpu.Ffpa):
         return self.lib.ffpa_last_path().decode()
 
 
+def elapsed(run, calls):
+    """Milliseconds of a call, from so many one after the other."""
+    begin, end = torch.cuda.Event(True), torch.cuda.Event(True)
+    begin.record()
+    for _ in range(calls):
+        run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / calls
+
+
 def median_ms(run, budget_ms=600):
     """Of up to 20 calls, fewer (at least 3) when they would take longer than the budget."""
     for _ in range(2):
         run()
-    a, b = torch.cuda.Event(True), torch.cuda.Event(True)
-    a.record()
-    run(), run()
-    b.record()
-    b.synchronize()
-    repeat = max(3, min(20, int(budget_ms / max(a.elapsed_time(b) / 2, 1e-3))))
+    repeat = max(3, min(20, int(budget_ms / max(elapsed(run, 2), 1e-3))))
     pairs = [(torch.cuda.Event(True), torch.cuda.Event(True)) for _ in range(repeat)]
     for begin, end in pairs:
         begin.record()

@@ -90,34 +90,24 @@ class Case:
         return best
 
 
-def elapsed(run, calls):
-    a, b = torch.cuda.Event(True), torch.cuda.Event(True)
-    a.record()
-    for _ in range(calls):
-        run()
-    b.record()
-    b.synchronize()
-    return a.elapsed_time(b) / calls
-
-
 def few_calls(run):
     """Milliseconds, after as long uncounted as counted."""
-    calls = max(1, round(TURN_MS / max(elapsed(run, 1), 1e-2)))
-    elapsed(run, calls)
-    return elapsed(run, calls)
+    calls = max(1, round(TURN_MS / max(gpu.elapsed(run, 1), 1e-2)))
+    gpu.elapsed(run, calls)
+    return gpu.elapsed(run, calls)
 
 
 def turns(runs, rounds):
     """Median milliseconds of each, by turns, after 1.5 s of all."""
-    calls = [max(1, round(TURN_MS / max(elapsed(run, 2), 1e-2))) for run in runs]
+    calls = [max(1, round(TURN_MS / max(gpu.elapsed(run, 2), 1e-2))) for run in runs]
     start, ms = time.time(), [[] for _ in runs]
     while time.time() - start < 1.5:
         for run, n in zip(runs, calls):
-            elapsed(run, n)
+            gpu.elapsed(run, n)
     for _ in range(rounds):
         for i, (run, n) in enumerate(zip(runs, calls)):
-            elapsed(run, n)
-            ms[i].append(elapsed(run, n))
+            gpu.elapsed(run, n)
+            ms[i].append(gpu.elapsed(run, n))
     return [statistics.median(x) for x in ms]
 
 

@@ -105,18 +105,8 @@ def cases():
         yield Case(512, n=n, b=4)
 
 
-def timed(run, times):
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    for _ in range(times):
-        run()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / times
-
-
 def take_turns(items, turns):
-    times = [max(1, round(60 / max(timed(x.run, 2), 1e-3))) for x in items]
+    times = [max(1, round(60 / max(gpu.elapsed(x.run, 2), 1e-3))) for x in items]
     start = time.perf_counter()
     while time.perf_counter() - start < 1.5:
         for x in items:
@@ -126,7 +116,7 @@ def take_turns(items, turns):
         for x, n in zip(items, times):
             for _ in range(n):
                 x.run()
-            x.ms.append(timed(x.run, n))
+            x.ms.append(gpu.elapsed(x.run, n))
 
 
 def main():

@@ -87,15 +87,9 @@ def turns(contestants, rounds, settle_ms):
     for _ in range(rounds):
         for name in random.sample(list(contestants), len(contestants)):
             run, flop = contestants[name]
-            a, b = torch.cuda.Event(True), torch.cuda.Event(True)
             for _ in range(repeat[name]):
                 run()
-            a.record()
-            for _ in range(repeat[name]):
-                run()
-            b.record()
-            torch.cuda.synchronize()
-            rates[name].append(flop * repeat[name] / a.elapsed_time(b) * 1e3)
+            rates[name].append(flop / gpu.elapsed(run, repeat[name]) * 1e3)
     return rates
 
 
