@@ -40,7 +40,8 @@ const family *family_on_hopper(const ffpa_problem *ask, const char *only, char *
     return family_for(&p, &device, only, why, why_bytes);
 }
 
-double host_microseconds(ffpa_context *ctx, const device_call *c)
+/* In microseconds: the fastest batch. */
+static double host_microseconds(ffpa_context *ctx, const device_call *c)
 {
     enum { CALLS = 1000, BATCHES = 9 };
     double best = 1e9;
@@ -55,6 +56,42 @@ double host_microseconds(ffpa_context *ctx, const device_call *c)
         if (us < best) best = us;
     }
     return best;
+}
+
+void check_host_time(ffpa_context *ctx, const char *text)
+{
+    device_call c;
+    FAKE.launches_off = true;
+    device_call_make(&c, text, 0);
+    assert_ok(c.ask.op == FFPA_FORWARD ? forward(ctx, &c) : backward(ctx, &c));
+    const double us = host_microseconds(ctx, &c);
+    print_message("host time per warm call: %.2f us  %s, %s\n", us, text, ffpa_last_path());
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    assert_true(us <= 5.0);
+#endif
+}
+
+void check_every_call_may_fail(ffpa_context *ctx, const char *text, size_t workspace_limit)
+{
+    device_call c;
+    bool reached = true;
+    int n = 0;
+    device_call_make(&c, text, 0);
+    c.g.workspace_limit_bytes = workspace_limit;
+    assert_ok(backward(ctx, &c));
+    while (reached) { /* of a warm call: pushes, launches, pops */
+        FAKE.calls = 0;
+        FAKE.failed[0] = 0;
+        FAKE.fail_at = ++n;
+        const ffpa_status status = ffpa_backward(ctx, &c.g);
+        reached = *FAKE.failed;
+        assert_int_equal(status, reached ? FFPA_E_DRIVER : FFPA_OK);
+        assert_int_equal(FAKE.depth, 0);
+        FAKE.fail_at = 0;
+        FAKE.launch_count = 0;
+        assert_ok(ffpa_backward(ctx, &c.g));
+    }
+    assert_true(n > 10);
 }
 
 void book_lines(chunk_book *book, const k_chunk *k)

@@ -22,8 +22,11 @@ void *mapped(const k_map *map);
 const family *family_on_hopper(const ffpa_problem *ask, const char *only, char *why,
                                size_t why_bytes);
 
-/* Processor time of a warm call of the problem's operation, in microseconds: the fastest batch. */
-double host_microseconds(ffpa_context *ctx, const device_call *c);
+/* A warm call of the problem takes at most 5 us of processor time (no rule under sanitizers). */
+void check_host_time(ffpa_context *ctx, const char *text);
+
+/* Each driver call of a warm backward call fails in turn: it says so, puts the context back and works again. */
+void check_every_call_may_fail(ffpa_context *ctx, const char *text, size_t workspace_limit);
 
 /* Which lines of which heads the chunks of a run cover, and the sums of which key heads they open and close. */
 typedef struct chunk_book {

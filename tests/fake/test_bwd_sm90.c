@@ -167,36 +167,12 @@ static void packed_sequences_need_no_lengths_on_the_host(void **state)
 
 static void every_call_may_fail(void **state)
 {
-    device_call c;
-    bool reached = true;
-    int n = 0;
-    device_call_make(&c, "bwd,bf16,b1h8k2,q4096k4096,d64", 0);
-    c.g.workspace_limit_bytes = (size_t)64 << 20;
-    assert_ok(backward(*state, &c));
-    while (reached) { /* of a warm call: pushes, launches, pops */
-        FAKE.calls = 0;
-        FAKE.failed[0] = 0;
-        FAKE.fail_at = ++n;
-        const ffpa_status status = ffpa_backward(*state, &c.g);
-        reached = *FAKE.failed;
-        assert_int_equal(status, reached ? FFPA_E_DRIVER : FFPA_OK);
-        assert_int_equal(FAKE.depth, 0);
-        FAKE.fail_at = 0;
-    }
-    assert_true(n > 10);
+    check_every_call_may_fail(*state, "bwd,bf16,b1h8k2,q4096k4096,d64", (size_t)64 << 20);
 }
 
 static void the_host_needs_microseconds(void **state)
 {
-    device_call c;
-    FAKE.launches_off = true;
-    device_call_make(&c, "bwd,bf16,b1h8,q1024k1024,d512,causal", 0);
-    assert_ok(backward(*state, &c));
-    const double best = host_microseconds(*state, &c);
-    print_message("host time per warm call: %.2f us  bwd on sm90\n", best);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-    assert_true(best <= 5.0);
-#endif
+    check_host_time(*state, "bwd,bf16,b1h8,q1024k1024,d512,causal");
 }
 
 int main(void)

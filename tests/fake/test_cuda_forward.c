@@ -7,7 +7,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 static void a_call_becomes_one_launch(void **state)
 {
@@ -279,19 +278,8 @@ static void every_allocation_may_fail(void **state)
 
 static void the_host_needs_microseconds(void **state)
 {
-    static const char *const problems[] = {"fwd,bf16,b1h32,q8192k8192,d512,causal",
-                                           "fwd,bf16,b2h32k4,q1k32768,d512"};
-    device_call c;
-    FAKE.launches_off = true;
-    for (size_t i = 0; i < COUNT(problems); i++) {
-        device_call_make(&c, problems[i], 0);
-        assert_ok(forward(*state, &c));
-        const double us = host_microseconds(*state, &c);
-        print_message("host time per warm call: %.2f us  %s\n", us, problems[i]);
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-        assert_true(us <= 5.0);
-#endif
-    }
+    check_host_time(*state, "fwd,bf16,b1h32,q8192k8192,d512,causal");
+    check_host_time(*state, "fwd,bf16,b2h32k4,q1k32768,d512");
 }
 
 static void merges_go_to_the_tensors_device(void **state)

@@ -1,4 +1,5 @@
 /* test_empty.c - no query heads, or no keys: nothing to compute, but every gradient asked for is written. */
+#include "support/judge_paths.h"
 #include "support/sample_call.h"
 #include "support/unit.h"
 
@@ -16,10 +17,7 @@ static void gradients_without_query_heads(void **state)
     static const char *const backends[] = {"cpu", "reference", "naive"};
     static sample_call s;
     for (size_t b = 0; b < COUNT(backends); b++) {
-        ffpa_context *ctx;
-        const ffpa_context_options options = {
-            .struct_size = sizeof options, .backend = backends[b], .threads = 2};
-        assert_ok(ffpa_context_create(&options, &ctx));
+        ffpa_context *ctx = judge_context(backends[b], NULL, 2);
         sample_init(&s);
         sample_attach_mask(&s); /* one mask for all heads, however few */
         s.f.mask.shape[1] = s.g.dmask.shape[1] = 1;
@@ -45,10 +43,7 @@ static void gradients_without_keys(void **state)
     static const char *const backends[] = {"cpu", "reference", "naive"};
     static sample_call s;
     for (size_t b = 0; b < COUNT(backends); b++) {
-        ffpa_context *ctx;
-        const ffpa_context_options options = {
-            .struct_size = sizeof options, .backend = backends[b], .threads = 2};
-        assert_ok(ffpa_context_create(&options, &ctx));
+        ffpa_context *ctx = judge_context(backends[b], NULL, 2);
         sample_init(&s);
         ffpa_tensor *const keys[] = {&s.f.k, &s.f.v, &s.g.dk, &s.g.dv};
         for (size_t i = 0; i < COUNT(keys); i++) {
