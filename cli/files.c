@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -173,6 +174,21 @@ static bool create_beside(output_file *file)
     return file->created;
 }
 
+/* Signals wait meanwhile: the handler must know of a file as soon as there is one. The library's
+ * threads take no signals, so blocking them here blocks them for the process. */
+static bool create_remembered(output_file *file, bool *remembered)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    bool created = create_beside(file);
+    *remembered = created && remember(file->temporary);
+    int cause = errno;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    errno = cause;
+    return created;
+}
+
 static bool open_all(output_file *file, const char *path, char *why, size_t why_bytes)
 {
     struct stat st;
@@ -183,8 +199,10 @@ static bool open_all(output_file *file, const char *path, char *why, size_t why_
         snprintf(why, why_bytes, "it exists and is not a regular file");
         return false;
     }
-    if (!create_beside(file)) return refuse(why, why_bytes, "cannot create a file beside it");
-    if (!remember(file->temporary)) {
+    bool remembered;
+    if (!create_remembered(file, &remembered))
+        return refuse(why, why_bytes, "cannot create a file beside it");
+    if (!remembered) {
         snprintf(why, why_bytes, "too many outputs at once");
         return false;
     }

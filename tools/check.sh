@@ -10,14 +10,15 @@ jobs=$(nproc)
 mkdir -p "$work"
 failed=()
 
-# step NAME COMMAND...: run it quietly; show the end of its log when it fails.
+# step NAME COMMAND...: run it quietly; when it fails, show what each failed test printed and the log's end.
 step() {
     local name=$1 begin=$SECONDS
     shift
     if "$@" >"$work/$name.log" 2>&1; then
         printf '  ok    %-12s %4d s  %s\n' "$name" $((SECONDS - begin)) "$(tail -n 1 "$work/$name.log" | cut -c 1-60)"
     else
-        printf '  FAIL  %-12s %4d s  %s\n' "$name" $((SECONDS - begin)) "build-check/$name.log ends:"
+        printf '  FAIL  %-12s %4d s  %s\n' "$name" $((SECONDS - begin)) "build-check/$name.log; of it:"
+        grep -A 30 -E '\*\*\*(Failed|Timeout|Exception|Not Run)' "$work/$name.log" | head -n 120
         tail -n 40 "$work/$name.log"
         failed+=("$name")
     fi

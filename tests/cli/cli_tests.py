@@ -451,20 +451,34 @@ class Outputs(Folder):
         q = ("F32", [n, 4], bytes(16 * n))
         path = self.put("x.safetensors", safetensors({"q": q, "k": ("F32", [1, 4], bytes(16)),
                                                       "v": ("F32", [1, 4], bytes(16))}))
-        for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGABRT, signal.SIGXCPU, signal.SIGALRM, signal.SIGUSR1,
-                       signal.SIGPIPE):
-            for _ in range(20):  # until one comes in the middle of writing
-                process = subprocess.Popen([PROGRAM, "run", path, "-o", self.folder / "o.npy"],
-                                           stdout=subprocess.DEVNULL, restore_signals=True,
-                                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)))
+        numbers = (signal.SIGTERM, signal.SIGQUIT, signal.SIGABRT, signal.SIGXCPU, signal.SIGALRM, signal.SIGUSR1,
+                   signal.SIGPIPE)
+
+        def default_signals():  # whatever this test was started with
+            for number in numbers:
+                signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        out = self.folder / "o.npy"
+        self.assertEqual(ffpa("run", path, "-o", out).returncode, DONE)
+        whole = out.stat().st_size
+        out.unlink()
+        for number in numbers:
+            for _ in range(20):  # until one comes in the middle of writing, not after the file is in place
+                process = subprocess.Popen([PROGRAM, "run", path, "-o", out], stdout=subprocess.DEVNULL,
+                                           restore_signals=True, preexec_fn=default_signals)
                 while process.poll() is None and not any(f.endswith(".tmp") for f in os.listdir(self.folder)):
                     pass
                 process.send_signal(number)
-                if process.wait() == -number:
+                ended = process.wait()
+                self.assertIn(ended, (-number, DONE))
+                left = sorted(os.listdir(self.folder))
+                if left == ["x.safetensors"]:
                     break
-                (self.folder / "o.npy").unlink(missing_ok=True)
-            self.assertEqual(process.returncode, -number)
-            self.assertEqual(os.listdir(self.folder), ["x.safetensors"])
+                self.assertEqual(left, ["o.npy", "x.safetensors"])
+                self.assertEqual(out.stat().st_size, whole)
+                out.unlink()
+            self.assertEqual((ended, left), (-number, ["x.safetensors"]))
 
     def test_folder_of_npy(self):
         path = self.put("x.safetensors", safetensors(GOOD))
