@@ -200,23 +200,25 @@ static double cost_of_all(model *m, const backward_choice *x)
     return cost;
 }
 
-/* As many lines as fit with `heads` heads, in chunks of equal length. False when too few do. */
+/* As many lines as fit with `heads` heads, in chunks of equal length. False when too few do. Divided step by step,
+ * because the bytes of all lines may be more than 2^64. */
 static bool fit_rows(const problem *p, backward_choice *x, int64_t heads, int64_t group)
 {
     enum { LEAST = 6 }; /* lines: whole tiles of every kind */
-    const uint64_t head_line = (uint64_t)heads * backward_line_bytes(p, x);
+    const uint64_t line = backward_line_bytes(p, x), all = (uint64_t)x->lines;
     const uint64_t kv_heads = (uint64_t)(heads < group ? 1 : heads / group);
     uint64_t budget = backward_budget(p);
     x->heads = (int)heads;
     x->rows = x->lines;
     x->partial = heads < group;
-    if (!x->partial && head_line * (uint64_t)x->lines <= budget) return true;
+    if (!x->partial && budget / line / (uint64_t)heads >= all) return true;
     const uint64_t sums = kv_heads * (x->dk_sums + x->dv_sums);
     x->partial = true;
     budget = budget > sums ? budget - sums : 0;
-    const int64_t most = (int64_t)(budget / head_line) / LEAST * LEAST;
-    if (heads < group && head_line * (uint64_t)x->lines <= budget) return true;
-    if (most < LEAST) return false;
+    const uint64_t fit = budget / line / (uint64_t)heads;
+    if (heads < group && fit >= all) return true;
+    if (fit < LEAST) return false;
+    const int64_t most = (int64_t)fit / LEAST * LEAST;
     const int64_t chunks = (x->lines + most - 1) / most;
     x->rows = (int)(((x->lines + chunks - 1) / chunks + LEAST - 1) / LEAST * LEAST);
     return true;

@@ -60,15 +60,16 @@ uint64_t backward_budget(const problem *p)
     return limit > fixed ? limit - fixed : 0;
 }
 
-/* Whole kv groups if one fits the budget, else heads that divide a group, else lines of one head. */
+/* Whole kv groups if one fits the budget, else heads that divide a group, else lines of one head. Divided step by
+ * step, because the bytes of a head may be more than 2^64. */
 void backward_choose_chunk(const problem *p, backward_choice *x)
 {
     const ffpa_problem *a = &p->ask;
     const int64_t group = a->hk > 0 ? a->hq / a->hk : 1;
-    const uint64_t bytes = backward_line_bytes(p, x), line = bytes ? bytes : 1,
-                   head = line * (uint64_t)(x->lines ? x->lines : 1);
+    const uint64_t bytes = backward_line_bytes(p, x), line = bytes ? bytes : 1;
+    const uint64_t lines = (uint64_t)(x->lines ? x->lines : 1);
     uint64_t budget = backward_budget(p);
-    const uint64_t groups = budget / (head * (uint64_t)group);
+    const uint64_t groups = budget / line / lines / (uint64_t)group;
     x->rows = x->lines;
     x->partial = false;
     if (groups >= 1) {
@@ -78,7 +79,7 @@ void backward_choose_chunk(const problem *p, backward_choice *x)
     x->partial = true;
     const uint64_t sums = x->dk_sums + x->dv_sums;
     budget = budget > sums ? budget - sums : 0;
-    x->heads = divisor_within(group, budget / head);
+    x->heads = divisor_within(group, budget / line / lines);
     if (x->heads > 0) return;
     x->heads = 1;
     x->rows = (int)(budget / line > 1 ? budget / line : 1);

@@ -1,6 +1,8 @@
 /* cuda_context.c - driver, devices and kernels of a library context. */
 #include "cuda/cuda_context.h"
 
+#include "cuda/config.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -132,17 +134,16 @@ static ffpa_status read_device(const driver *drv, cuda_device *d)
 static ffpa_status device_get_locked(cuda_context *c, int index)
 {
     int count = 0;
+    if (index >= 0 && index < MAX_DEVICES && c->devices[index].ready) return FFPA_OK;
     TRY(open_driver_locked(c));
     TRY(driver_check(&c->drv, c->drv.cuDeviceGetCount(&count), "cuDeviceGetCount"));
     CHECK(index >= 0 && index < count && index < MAX_DEVICES, FFPA_E_INVALID,
-          "cuda: q.device is FFPA_CUDA(%d), but this process sees %d device%s", index, count,
-          count == 1 ? "" : "s");
-    cuda_device *d = &c->devices[index];
-    if (d->ready) return FFPA_OK;
+          "cuda: the tensors are on FFPA_CUDA(%d), but this process sees %d device%s", index,
+          count, count == 1 ? "" : "s");
     cuda_device found = {.drv = &c->drv, .index = index};
     TRY(read_device(&c->drv, &found));
     found.ready = true;
-    *d = found;
+    c->devices[index] = found;
     return FFPA_OK;
 }
 
@@ -226,9 +227,8 @@ static ffpa_status load_kernel(cuda_context *c, cuda_device *d, const variant *v
     return FFPA_OK;
 }
 
-static ffpa_status kernels_get_locked(cuda_context *c, cuda_device *d,
-                                      const variant *const *variants, const unsigned *shared,
-                                      int count, const jit_code *codes)
+static ffpa_status load_missing(cuda_context *c, cuda_device *d, const variant *const *variants,
+                                const unsigned *shared, int count, const jit_code *codes)
 {
     TRY(cuda_enter(d));
     ffpa_status status = FFPA_OK;
@@ -238,19 +238,33 @@ static ffpa_status kernels_get_locked(cuda_context *c, cuda_device *d,
     return cuda_leave(d, status);
 }
 
+/* Are they all loaded? kernels[i] is NULL for one that is not. */
+static bool find_kernels(const cuda_device *d, const variant *const *variants,
+                         const unsigned *shared, int count, const cuda_kernel **kernels)
+{
+    bool all = true;
+    for (int i = 0; i < count; i++) {
+        kernels[i] = find_kernel(d, variants[i], shared[i]);
+        all = all && kernels[i];
+    }
+    return all;
+}
+
 ffpa_status cuda_kernels_get(cuda_context *c, const cuda_device *device,
                              const variant *const *variants, const unsigned *shared, int count,
                              const cuda_kernel **kernels)
 {
-    enum { MAX_KERNELS = 16 };
-    jit_code codes[MAX_KERNELS];
+    jit_code codes[MAX_VARIANTS];
     cuda_device *d = &c->devices[device->index];
-    CHECK(count <= MAX_KERNELS, FFPA_E_INTERNAL, "cuda: a plan of %d kernels", count);
+    CHECK(count <= MAX_VARIANTS, FFPA_E_INTERNAL, "cuda: a plan of %d kernels", count);
+    pthread_mutex_lock(&c->lock);
+    const bool loaded = find_kernels(d, variants, shared, count, kernels);
+    pthread_mutex_unlock(&c->lock);
+    if (loaded) return FFPA_OK;
     TRY(jit_get(c->jit, variants, count, codes));
     pthread_mutex_lock(&c->lock);
-    const ffpa_status status = kernels_get_locked(c, d, variants, shared, count, codes);
-    for (int i = 0; i < count && status == FFPA_OK; i++)
-        kernels[i] = find_kernel(d, variants[i], shared[i]);
+    const ffpa_status status = load_missing(c, d, variants, shared, count, codes);
+    if (status == FFPA_OK) find_kernels(d, variants, shared, count, kernels);
     pthread_mutex_unlock(&c->lock);
     return status;
 }

@@ -83,7 +83,8 @@ ffpa_status cuda_device_get(cuda_context *c, int index, const cuda_device **devi
  * E_INVALID for a name we do not know. */
 ffpa_status cuda_device_of_arch(const char *arch, cuda_device *device);
 
-/* Kernels of a plan on a device: built, loaded, ready to launch, so that a run only enqueues.
+/* Kernels of a plan on a device: built, loaded, ready to launch, so that a run only enqueues. At most MAX_VARIANTS;
+ * where all are loaded already it is a lookup.
  * shared[i] = dynamic shared memory that kernel i will be launched with. */
 ffpa_status cuda_kernels_get(cuda_context *c, const cuda_device *device,
                              const variant *const *variants, const unsigned *shared, int count,
@@ -99,11 +100,6 @@ ffpa_status cuda_leave(const cuda_device *device, ffpa_status status);
 /* Enqueue one kernel on a stream; `args` is its only parameter. */
 ffpa_status cuda_launch(const cuda_device *device, const cuda_kernel *kernel, void *stream,
                         cuda_grid grid, void *args);
-
-/* The same of a kernel that may be set up before the launch before it is complete, because it waits itself
- * for what it reads. */
-ffpa_status cuda_launch_early(const cuda_device *device, const cuda_kernel *kernel,
-                              void *stream, cuda_grid grid, void *args);
 
 /* The same of a kernel that may be set up before the launch before it is complete, because it waits itself
  * for what it reads. */

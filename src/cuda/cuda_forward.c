@@ -234,6 +234,8 @@ ffpa_status forward_choose(const problem *asked, const cuda_device *device, void
               dtype_name(a->dtype), a->d, a->dv, device->shared_optin, device->arch);
         choose_grid(p, x);
         choose_splits(p, device, x);
+        CHECK((int64_t)x->heads * x->tiles <= INT32_MAX, FFPA_E_UNSUPPORTED,
+              "cuda: %d tiles of %d heads are too many for one launch", x->tiles, x->heads);
         add_attention(kernels, p, device, x);
         if (x->splits > 1)
             x->combine = add_helper(kernels, p, device, "any/split_combine.cuh", "combine");

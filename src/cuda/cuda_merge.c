@@ -10,17 +10,14 @@ static ffpa_status merge_kernel(const ffpa_context *ctx, const cuda_device *devi
                                 int32_t dtype, const cuda_kernel **kernel)
 {
     char name[112];
-    variant_list *list = mem_new(&ctx->alloc, sizeof *list);
-    CHECK(list, FFPA_E_OUT_OF_MEMORY, "ffpa_merge: no memory for a kernel's description");
+    variant_list list;
+    list.count = 0;
     snprintf(name, sizeof name, "merge_%s", dtype_name(dtype));
-    variant *v = variant_add(list, "any/merge.cuh", device->arch, 0, name);
+    variant *v = variant_add(&list, "any/merge.cuh", device->arch, 0, name);
     config_set(v, "DTYPE", dtype);
     config_set(v, "O_DTYPE", dtype);
     const variant *variants[] = {v};
-    const ffpa_status status =
-        cuda_kernels_get(ctx->cuda, device, variants, list->shared, 1, kernel);
-    mem_free(&ctx->alloc, list);
-    return status;
+    return cuda_kernels_get(ctx->cuda, device, variants, list.shared, 1, kernel);
 }
 
 ffpa_status cuda_merge(const ffpa_context *ctx, const ffpa_merge_params *m)

@@ -12,9 +12,9 @@
 typedef struct cuda_plan {
     const cuda_device *device;
     const struct family *family;
-    void *choice;                   /* tiles, grids, workspace layout */
-    const cuda_kernel *kernels[12]; /* in the order of the choice's variants */
-    map_cache *maps;                /* for families that take tensor maps, else NULL */
+    void *choice;                             /* tiles, grids, workspace layout */
+    const cuda_kernel *kernels[MAX_VARIANTS]; /* in the order of the choice's variants */
+    map_cache *maps; /* for families that take tensor maps, else NULL */
 } cuda_plan;
 
 typedef struct family {

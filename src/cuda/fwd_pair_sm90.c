@@ -14,6 +14,11 @@ enum { CHUNK = 64, MIN_CHUNKS = 5, MAX_CHUNKS = 9, TILE_ROWS = 128, COUNTER_BYTE
 /* Chunks of 64 columns, the last one filled up with zeros. */
 static int chunks_of(int64_t columns) { return (int)((columns + CHUNK - 1) / CHUNK); }
 
+static int64_t tiles_of(const problem *p)
+{
+    return tile_lines(p->ask.b, p->ask.nq, p->total_q, p->sources & VARLEN_Q, TILE_ROWS);
+}
+
 static const char *refusal(const problem *p)
 {
     const ffpa_problem *a = &p->ask;
@@ -32,6 +37,7 @@ static const char *refusal(const problem *p)
         return "takes a mask, ALiBi, softcap or dropout up to D and Dv of 448";
     if (p->row_subset) return "takes no subset of rows";
     if (p->total_q == 0 || p->total_k == 0 || a->hq == 0) return "needs a query and a key";
+    if (tiles_of(p) * a->hq > INT32_MAX / 2) return "takes at most 2^30 tiles";
     return NULL;
 }
 
@@ -44,11 +50,6 @@ bool pair_supports(const problem *p, const cuda_device *device, char *why, size_
         return false;
     }
     return args_fit(p, why, why_bytes);
-}
-
-static int64_t tiles_of(const problem *p)
-{
-    return tile_lines(p->ask.b, p->ask.nq, p->total_q, p->sources & VARLEN_Q, TILE_ROWS);
 }
 
 /* Half-empty tiles, or too few of them for the processors: a split of the keys is faster (docs/design/0011-forward-on-pairs-of-blocks.md). */
@@ -114,8 +115,6 @@ ffpa_status pair_choose(const problem *p, const cuda_device *device, void *choic
     const ffpa_problem *a = &p->ask;
     choose_steps(a, device, x);
     x->tiles = (int)tiles_of(p);
-    CHECK((int64_t)x->tiles * a->hq <= INT32_MAX / 2, FFPA_E_UNSUPPORTED,
-          "cuda: %d tiles of %" PRId64 " heads are too many for one launch", x->tiles, a->hq);
     add_kernel(kernels, p, device, x);
     report->workspace_bytes = COUNTER_BYTES;
     report->tile_q = TILE_ROWS;

@@ -21,11 +21,13 @@ typedef struct row_bytes {
 static row_bytes bytes_of_rows(int64_t nk)
 {
     const size_t blocks = (size_t)ceil_div(nk, 64), tiles = (size_t)ceil_div(nk, 192);
-    return (row_bytes)
-    {
-        2 * blocks *BLOCK
-        , 2 * tiles * 4, 2 * tiles * 64 * 4, 2 * 64 * 4
+    const row_bytes bytes = {
+        .p = 2 * blocks * (size_t)BLOCK,
+        .moved = 2 * tiles * 4,
+        .factor = 2 * tiles * 64 * 4,
+        .inverse = (size_t)2 * 64 * 4
     };
+    return bytes;
 }
 
 static size_t all_bytes(const row_bytes *b)
@@ -42,6 +44,12 @@ static int64_t rows_that_fit(const problem *p)
     const row_bytes b = bytes_of_rows(p->ask.nk);
     if (p->workspace_limit_bytes < FIXED_BYTES) return 0;
     return (int64_t)((p->workspace_limit_bytes - FIXED_BYTES) / all_bytes(&b));
+}
+
+/* Tiles of 128 rows of all heads. */
+static int64_t items_of(const problem *p)
+{
+    return p->ask.b * p->ask.hq * ceil_div(p->ask.nq, ROWS);
 }
 
 /* ---- support ------------------------------------------------------------------------------------- */
@@ -62,6 +70,7 @@ static const char *refusal(const problem *p)
     if (a->has_scale && !(a->scale > 0.0f)) return "takes no scale of zero or below";
     if (p->row_subset) return "takes no subset of rows";
     if (p->total_q == 0 || p->total_k == 0 || a->hq == 0) return "needs a query and a key";
+    if (items_of(p) > INT32_MAX / 2) return "takes at most 2^30 tiles";
     return NULL;
 }
 
@@ -85,7 +94,7 @@ bool spill_supports(const problem *p, const cuda_device *device, char *why, size
 
 bool spill_prefers(const problem *p, const cuda_device *device, char *why, size_t why_bytes)
 {
-    const int64_t items = p->ask.b * p->ask.hq * ceil_div(p->ask.nq, ROWS);
+    const int64_t items = items_of(p);
     if (p->ask.nq > ROWS / 2 && items * 6 >= device->sms) return true;
     snprintf(why, why_bytes, "%" PRId64 " tiles of 128 rows of %" PRId64 " do not fill the GPU",
              items, p->ask.nq);
@@ -94,20 +103,23 @@ bool spill_prefers(const problem *p, const cuda_device *device, char *why, size_
 
 /* ---- plan ------------------------------------------------------------------------------------------ */
 
-/* Time of all chunks of so many heads, in clocks of the tensor cores over a constant: rounds of the last
- * CTA of each kernel, and a launch's beginning and end. */
-static double cost_of(const problem *p, int64_t heads, int sms)
+/* Time of a chunk of so many heads, in clocks of the tensor cores over a constant: rounds of the last CTA of each
+ * kernel, and a launch's beginning and end. */
+static double cost_of_chunk(const problem *p, int64_t heads, int sms)
 {
     const ffpa_problem *a = &p->ask;
     const int64_t q_tiles = ceil_div(a->nq, ROWS), o_tiles = ceil_div(a->nq, 192);
     const int64_t halves = ceil_div(a->dv, 128); /* of the widest item of O */
-    double cost = 0;
-    for (int64_t left = a->b * a->hq; left > 0; left -= heads) {
-        const int64_t n = left < heads ? left : heads;
-        cost += 128.0 * (double)a->d * (double)ceil_div(n * q_tiles, sms) +
-                192.0 * 256 * (double)ceil_div(n * o_tiles * halves, (int64_t)2 * sms) + 3000;
-    }
-    return cost;
+    return 128.0 * (double)a->d * (double)ceil_div(heads * q_tiles, sms) +
+           192.0 * 256 * (double)ceil_div(heads * o_tiles * halves, (int64_t)2 * sms) + 3000;
+}
+
+/* The same of all chunks, the last of which has what is left. */
+static double cost_of(const problem *p, int64_t heads, int sms)
+{
+    const int64_t all = p->ask.b * p->ask.hq, rest = all % heads;
+    return (double)(all / heads) * cost_of_chunk(p, heads, sms) +
+           (rest ? cost_of_chunk(p, rest, sms) : 0);
 }
 
 /* Heads of a chunk: the most that fit, or fewer where the ends of the launches then idle less. */

@@ -3,6 +3,7 @@
 
 #include "support/unit.h"
 
+#include <stdlib.h>
 #include <time.h>
 
 ffpa_status forward(ffpa_context *ctx, device_call *c)
@@ -38,6 +39,33 @@ const family *family_on_hopper(const ffpa_problem *ask, const char *only, char *
     problem_move(&p, FFPA_CUDA(0));
     assert_ok(cuda_device_of_arch("sm_90a", &device));
     return family_for(&p, &device, only, why, why_bytes);
+}
+
+void check_planned(const char *text, const char *only, const char *reason)
+{
+    ffpa_problem ask;
+    problem p;
+    cuda_device device;
+    char why[300];
+    ffpa_report report = {.struct_size = sizeof report};
+    assert_ok(ffpa_problem_parse(text, &ask));
+    const family *f = family_on_hopper(&ask, only, why, sizeof why);
+    if (!f) {
+        assert_non_null(reason);
+        if (!strstr(why, reason)) fail_msg("%s: '%s' does not say '%s'", text, why, reason);
+        return;
+    }
+    assert_null(reason);
+    assert_ok(problem_of_ask(&p, &ask, "test"));
+    problem_move(&p, FFPA_CUDA(0));
+    assert_ok(cuda_device_of_arch("sm_90a", &device));
+    void *choice = calloc(1, f->choice_bytes);
+    variant_list *list = calloc(1, sizeof *list);
+    const clock_t begin = clock();
+    assert_ok(f->choose(&p, &device, choice, list, &report));
+    assert_true(clock() - begin < CLOCKS_PER_SEC);
+    free(choice);
+    free(list);
 }
 
 /* In microseconds: the fastest batch. */

@@ -22,6 +22,9 @@ void *mapped(const k_map *map);
 const family *family_on_hopper(const ffpa_problem *ask, const char *only, char *why,
                                size_t why_bytes);
 
+/* On an H200 the problem, too large for any memory, is planned at once by `only`, or refused with this reason. */
+void check_planned(const char *text, const char *only, const char *reason);
+
 /* A warm call of the problem takes at most 5 us of processor time (no rule under sanitizers). */
 void check_host_time(ffpa_context *ctx, const char *text);
 

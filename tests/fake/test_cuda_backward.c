@@ -169,6 +169,18 @@ static void packed_sequences_need_no_lengths_on_the_host(void **state)
     assert_true(pds.chunk.ld == 1024);
 }
 
+/* The bytes of a kv group's P are 2^64. */
+static void sizes_beyond_any_memory_are_planned(void **state)
+{
+    (void)state;
+    static const char *const only[] = {"sm80", "sm90"};
+    for (int i = 0; i < 2; i++) {
+        check_planned("bwd,bf16,b1h16k1,q536870911k536870911,d64", only[i], NULL);
+        check_planned("bwd,bf16,b1h2048k1,q536870911k536870911,d64,causal", only[i], NULL);
+        check_planned("bwd,bf16,b1h1,q536870911k4096,d512", only[i], NULL);
+    }
+}
+
 static void every_call_may_fail(void **state)
 {
     check_every_call_may_fail(*state, "bwd,bf16,b1h8k2,q4096k4096,d64", (size_t)64 << 20);
@@ -190,6 +202,7 @@ int main(void)
         TEST(a_limit_below_the_floor_is_the_floor),
         TEST(without_queries_the_keys_gradients_are_still_written),
         TEST(packed_sequences_need_no_lengths_on_the_host),
+        TEST(sizes_beyond_any_memory_are_planned),
         TEST(every_call_may_fail),
         TEST(the_host_needs_microseconds),
     };

@@ -55,7 +55,7 @@ static void the_tensors_device_is_current_and_only_meanwhile(void **state)
     assert_ptr_not_equal(contexts[0], contexts[1]);
     device_call_make(&c, "fwd,f16,b1h2,q70k70,d64", 2);
     assert_status(forward(*state, &c), FFPA_E_INVALID,
-                  "q.device is FFPA_CUDA(2), but this process sees 2 devices");
+                  "the tensors are on FFPA_CUDA(2), but this process sees 2 devices");
 }
 
 /* What a capturing stream allows: after the first call, three driver calls, of which one enqueues. */
@@ -295,6 +295,10 @@ static void merges_go_to_the_tensors_device(void **state)
     assert_int_equal(FAKE.launches[0].grid, (2 * 3 * 70 + 7) / 8);
     assert_ptr_equal(args.o.data, m.o.data);
     assert_null(args.lse.data);
+    const int calls = FAKE.calls, made = fake_allocations();
+    assert_ok(ffpa_merge(*state, &m)); /* warm: context in and out, the launch */
+    assert_int_equal(FAKE.calls, calls + 3);
+    assert_int_equal(fake_allocations(), made);
     m.lse_b.device = FFPA_CUDA(0);
     assert_status(ffpa_merge(*state, &m), FFPA_E_INVALID, "lse_b.device=1, but o_a.device=2");
 }

@@ -102,6 +102,16 @@ static void what_it_does_not_take_runs_on_sm80(void **state)
     }
 }
 
+static void sizes_beyond_any_memory_are_planned_or_refused(void **state)
+{
+    (void)state;
+    check_planned("fwd,bf16,b400000h2000,q128k128,d1024", "sm90_spill", NULL);
+    check_planned("fwd,bf16,b4000000h2000,q128k128,d1024", "sm90_spill",
+                  "takes at most 2^30 tiles");
+    check_planned("fwd,bf16,b1h1000,q536870911k536870911,d512", "sm90_pair",
+                  "takes at most 2^30 tiles");
+}
+
 static void too_small_a_workspace_is_left_to_sm80(void **state)
 {
     device_call c;
@@ -120,6 +130,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_warm_call_only_enqueues, fake_set_up, fake_tear_down),
         cmocka_unit_test_setup_teardown(what_it_does_not_take_runs_on_sm80, fake_set_up,
                                         fake_tear_down),
+        cmocka_unit_test(sizes_beyond_any_memory_are_planned_or_refused),
         cmocka_unit_test_setup_teardown(too_small_a_workspace_is_left_to_sm80, fake_set_up,
                                         fake_tear_down),
     };
