@@ -13,7 +13,9 @@
 bool disk_join(char out[DISK_PATH], const char *folder, const char *name)
 {
     const int n = snprintf(out, DISK_PATH, "%s/%s", folder, name);
-    return n > 0 && n < DISK_PATH;
+    if (n > 0 && n < DISK_PATH) return true;
+    errno = ENAMETOOLONG;
+    return false;
 }
 
 /* Fill `out` from the file; false with errno set, EIO when the file became shorter meanwhile. */
@@ -75,19 +77,31 @@ static bool write_all(int fd, const char *data, size_t bytes)
     return true;
 }
 
+/* A new file beside `path`; -1 with errno. Names that dead processes, other threads or other machines with this one's
+ * process number have taken are passed over. */
+static int open_temporary(const char *path, char *temporary, size_t bytes)
+{
+    enum { TRIES = 1000 };
+    static _Atomic unsigned serial;
+    int fd = -1;
+    errno = EEXIST;
+    for (int i = 0; i < TRIES && fd < 0 && errno == EEXIST; i++) {
+        const int n = snprintf(temporary, bytes, "%s.%ld.%u.tmp", path, (long)getpid(),
+                               atomic_fetch_add(&serial, 1));
+        if (n < 0 || (size_t)n >= bytes) {
+            errno = ENAMETOOLONG;
+            return -1;
+        }
+        fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    }
+    return fd;
+}
+
 bool disk_write(const char *path, const void *head, size_t head_bytes, const void *body,
                 size_t body_bytes)
 {
-    static _Atomic unsigned
-        serial; /* two threads of one process must not share a temporary name */
     char temporary[DISK_PATH + 64];
-    const int n = snprintf(temporary, sizeof temporary, "%s.%ld.%u.tmp", path, (long)getpid(),
-                           atomic_fetch_add(&serial, 1));
-    if (n < 0 || (size_t)n >= sizeof temporary) {
-        errno = ENAMETOOLONG;
-        return false;
-    }
-    const int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    const int fd = open_temporary(path, temporary, sizeof temporary);
     if (fd < 0) return false;
     bool good =
         write_all(fd, head, head_bytes) && write_all(fd, body, body_bytes) && fsync(fd) == 0;

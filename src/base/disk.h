@@ -20,7 +20,7 @@ bool disk_write(const char *path, const void *head, size_t head_bytes, const voi
 /* Make a folder and the ones above it, for this user only. True when it is there afterwards. */
 bool disk_make_folder(const char *path);
 
-/* "folder/name" into `out` of DISK_PATH bytes; false when it does not fit. */
+/* "folder/name" into `out` of DISK_PATH bytes; false with errno when it does not fit. */
 bool disk_join(char out[DISK_PATH], const char *folder, const char *name);
 
 #endif

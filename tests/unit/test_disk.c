@@ -56,6 +56,28 @@ static void a_failed_write_leaves_nothing(void **state)
     fake_folder_remove(folder);
 }
 
+/* Another machine's process of this number may be writing them. */
+static void other_writers_files_are_left_alone(void **state)
+{
+    (void)state;
+    enum { TAKEN = 500 };
+    char folder[64], path[DISK_PATH], name[DISK_PATH + 40];
+    size_t bytes;
+    fake_folder_new(folder);
+    assert_true(disk_join(path, folder, "entry"));
+    for (int i = 0; i < TAKEN; i++) {
+        snprintf(name, sizeof name, "%s.%ld.%d.tmp", path, (long)getpid(), i);
+        FILE *other = fopen(name, "w");
+        assert_non_null(other);
+        fclose(other);
+    }
+    assert_true(disk_write(path, "mine", 4, "", 0));
+    assert_int_equal(fake_folder_count(folder, ".tmp"), TAKEN);
+    mem_free(&allocator_default, disk_read(&allocator_default, path, 100, &bytes));
+    assert_int_equal(bytes, 4);
+    fake_folder_remove(folder);
+}
+
 static void folders_are_made_on_the_way(void **state)
 {
     (void)state;
@@ -140,6 +162,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(written_files_read_back),
         cmocka_unit_test(a_failed_write_leaves_nothing),
+        cmocka_unit_test(other_writers_files_are_left_alone),
         cmocka_unit_test(folders_are_made_on_the_way),
         cmocka_unit_test(readers_never_see_a_half_written_file),
         cmocka_unit_test(libraries_open_or_say_why),
