@@ -95,30 +95,36 @@ static finding find_compiler(void)
     return f;
 }
 
-/* The cache folder as the library's description names it, or the nearest folder above it that exists: can
- * this process write there? */
+/* Can this process make something in the folder, or else in the nearest one above it that exists? Leaves nothing. */
+static bool can_write(const char *cache)
+{
+    char folder[600], made[640];
+    snprintf(folder, sizeof folder, "%s", cache);
+    while (access(folder, F_OK) != 0) {
+        char *slash = strrchr(folder, '/');
+        if (!slash) snprintf(folder, sizeof folder, ".");
+        if (slash) slash[slash == folder] = 0;
+    }
+    snprintf(made, sizeof made, "%s/.ffpa_doctor_XXXXXX", folder);
+    return mkdtemp(made) && rmdir(made) == 0;
+}
+
+/* The cache as the library's description names it. */
 static finding find_cache(void)
 {
     ffpa_status status;
-    finding f = {.name = "cache"};
     ffpa_context *context = context_of("auto", &status);
+    finding f = from_status("cache", status, "");
     const char *at = strstr(ffpa_context_describe(context), " cache=");
     char folder[600] = "";
     snprintf(folder, sizeof folder, "%s", at ? at + 7 : "");
     ffpa_context_destroy(context);
-    if (folder[0] != '/') {
-        snprintf(f.text, sizeof f.text, "%s: every process compiles again", folder);
-        return f;
-    }
-    snprintf(f.text, sizeof f.text, "%s", folder);
-    while (access(folder, F_OK) != 0 && strrchr(folder, '/') != folder)
-        *strrchr(folder, '/') = 0;
-    f.good = access(folder, W_OK | X_OK) == 0;
-    if (!f.good) {
-        const size_t used = strlen(f.text);
-        snprintf(f.text + used, sizeof f.text - used,
-                 ": cannot be written; every process compiles again");
-    }
+    if (!f.good) return f;
+    const bool kept = strcmp(folder, "off") != 0 && strcmp(folder, "none") != 0;
+    f.good = kept && can_write(folder);
+    snprintf(f.text, sizeof f.text, "%s%s%s", folder,
+             kept && !f.good ? ": cannot be written" : "",
+             f.good ? "" : "; every process compiles again");
     return f;
 }
 

@@ -682,6 +682,19 @@ class Json(Folder):
             self.assertIsInstance(found[name]["good"], bool)
             self.assertTrue(found[name]["text"])
 
+    def test_doctor_tries_the_cache(self):
+        """A relative folder is one; what cannot be made, though /proc says it can be written, is not; a bad mode is said."""
+        for environment, good, text in (({"FFPA_CACHE_DIR": "some/where"}, True, "some/where"),
+                                        ({"FFPA_CACHE_DIR": "/proc/ffpa"}, False, "cannot be written"),
+                                        ({"FFPA_CACHE": "off"}, False, "every process compiles again"),
+                                        ({"FFPA_CACHE": "maybe"}, False, "none of on, read-only, off")):
+            result = subprocess.run([PROGRAM, "doctor", "--json"], env=os.environ | environment, capture_output=True,
+                                    text=True, timeout=60, cwd=self.folder)
+            found = json.loads(result.stdout)["cache"]
+            self.assertEqual(found["good"], good, found)
+            self.assertIn(text, found["text"])
+            self.assertEqual([f for f in os.listdir(self.folder) if "doctor" in f], [])
+
     def test_explain_says_what_a_call_says(self):
         """What explain takes, check runs; what it refuses, check refuses in the same words."""
         for op, dtype, shape, rest in itertools.product(
