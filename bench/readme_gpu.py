@@ -9,9 +9,11 @@ from readme_table import read
 PLAIN = re.compile(r"fwd,bf16,b1h32(?:k32)?,q8192k8192,d(\d+)(?:v(\d+))?$")
 
 
-def by_name(rows, key, tflops, of_torch):
-    """Rows by problem: rate, share of the GEMM in that run, ratio to PyTorch where it ran beside."""
-    return {row[key]: (float(row[tflops]), float(row["of_gemm"]), row.get(of_torch, "-")) for row in rows}
+def by_name(rows):
+    """Rows by problem: rate, share of the GEMM in that run, ratio to PyTorch where it ran beside. Tables older than
+    bench/gpu_turns.py call two columns otherwise."""
+    return {row.get("problem") or row["case"]: (float(row.get("ffpa_tflops") or row["tflops"]), float(row["of_gemm"]),
+                                                row.get("of_torch") or "-") for row in rows}
 
 
 def cells(row):
@@ -24,8 +26,7 @@ def main(small, wide):
     print("%s. %s\n" % (notes_small[0], " ".join(notes_wide)))
     print("| head dimension | TFLOP/s | of the GEMM | of PyTorch | causal: TFLOP/s | of the GEMM | of PyTorch |")
     print("|---|---:|---:|---:|---:|---:|---:|")
-    rates = by_name(rows_small, "problem", "ffpa_tflops", "of_torch")
-    rates.update(by_name(rows_wide, "case", "tflops", ""))
+    rates = by_name(rows_small) | by_name(rows_wide)
     for name, row in rates.items():
         match = PLAIN.match(name)
         if match:

@@ -43,4 +43,6 @@ for version in 3.9 3.13; do
     fi
 done
 
-exec "$work/venv/bin/python" -m pytest bindings/python/tests -p no:cacheprovider
+tests=(bindings/python/tests)
+[ "${WITH_TORCH:-0}" != 1 ] || tests+=(tests/gpu) # the benches of a GPU, on a processor
+exec "$work/venv/bin/python" -m pytest "${tests[@]}" -p no:cacheprovider
