@@ -61,12 +61,12 @@ class Library:
         view.shape[:], view.stride[:] = t.shape, t.stride()
         return view
 
-    def workspace(self, params, query):
+    def workspace(self, params, query, device):
         need = ctypes.c_size_t()
         self.call(query, self.context, ctypes.byref(params), ctypes.byref(need))
-        memory = torch.full((need.value,), 255, dtype=torch.uint8, device="cuda")  # every float a NaN
+        memory = torch.full((need.value,), 255, dtype=torch.uint8, device=device)  # every float a NaN
         params.workspace, params.workspace_bytes = memory.data_ptr(), need.value
-        params.stream = torch.cuda.current_stream().cuda_stream
+        params.stream = torch.cuda.current_stream(device).cuda_stream
         return memory
 
     def sides(self, problem, p):
@@ -108,7 +108,7 @@ class Library:
 
     def forward(self, problem, o, lse):
         params, sides = self.params(problem, o, lse)
-        memory = self.workspace(params, "ffpa_forward_workspace")
+        memory = self.workspace(params, "ffpa_forward_workspace", problem.q.device)
         self.call("ffpa_forward", self.context, ctypes.byref(params))
         del sides, memory
         return o
@@ -121,7 +121,7 @@ class Library:
         for name, t in dict(dout=g["dout"], dlse=g.get("dlse"), dq=dq, dk=dk, dv=dv, dmask=g.get("dmask"),
                             dsink=dsink).items():
             setattr(b, name, self.tensor(t))
-        memory = self.workspace(b, "ffpa_backward_workspace")
+        memory = self.workspace(b, "ffpa_backward_workspace", problem.q.device)
         self.call("ffpa_backward", self.context, ctypes.byref(b))
         del sides, memory
 
@@ -133,11 +133,11 @@ def check_capture(library):
     o, lse = call.outputs()
     grads = [torch.empty_like(t) for t in (q, k, v)]
     forward, _ = library.params(call, o, lse)
-    f_memory = library.workspace(forward, "ffpa_forward_workspace")
+    f_memory = library.workspace(forward, "ffpa_forward_workspace", q.device)
     g = library.struct("ffpa_backward_params", forward=ctypes.addressof(forward))
     for name, t in dict(dout=dout, dq=grads[0], dk=grads[1], dv=grads[2]).items():
         setattr(g, name, library.tensor(t))
-    g_memory = library.workspace(g, "ffpa_backward_workspace")
+    g_memory = library.workspace(g, "ffpa_backward_workspace", q.device)
 
     def run():
         forward.stream = g.stream = torch.cuda.current_stream().cuda_stream
@@ -163,19 +163,24 @@ def check_capture(library):
 
 
 def check_two_devices(library):
-    """The tensors' device is used, whatever device is current, and stays current."""
+    """The tensors' device is used, whatever device is current, which stays current: forward and backward, with and without
+    workspace, on both devices before either is waited for."""
     if torch.cuda.device_count() < 2:
         return True
-    first = gpu_cases.randn(1, 2, 200, 64)
-    a = Problem(first, first, first)
-    o = library.forward(a, *a.outputs())
-    with torch.cuda.device(1):
-        second = first.to("cuda:1")
-        b = Problem(second, second, second)
-        outputs = [torch.full_like(t, float("nan"), device="cuda:1") for t in a.outputs()]
-    p = library.forward(b, *outputs)
-    torch.cuda.synchronize(1)
-    return torch.equal(o, p.to("cuda:0")) and torch.cuda.current_device() == 0
+    same = True
+    for shape in ((1, 2, 200, 64), (1, 40, 500, 512), (1, 40, 300, 640)):
+        results, first = [], [gpu_cases.randn(*shape) for _ in range(4)]
+        for device in ("cuda:0", "cuda:1"):
+            q, k, v, dout = (t.to(device) for t in first)
+            problem = Problem(q, k, v, right=0)
+            o, lse = (torch.full_like(t, float("nan"), device=device) for t in problem.outputs())
+            grads = [torch.full_like(t, float("nan")) for t in (q, k, v)]
+            library.forward(problem, o, lse)
+            library.backward(problem, dict(dout=dout), o, lse, *grads)
+            results.append((o, lse, *grads))
+        torch.cuda.synchronize(1)
+        same &= all(torch.equal(a, b.to("cuda:0")) for a, b in zip(*results)) and torch.cuda.current_device() == 0
+    return same
 
 
 def verdict(ok, text):
