@@ -37,17 +37,33 @@ static bool version_of_name(const char *path, int *major, int *minor)
     return number && sscanf(number, "libnvrtc-builtins.so.%d.%d", major, minor) == 2;
 }
 
+/* "folder/pattern" for glob, which is to find nothing special in the folder; false when it does not fit. */
+static bool under(char out[DISK_PATH], const char *folder, const char *pattern)
+{
+    char plain[DISK_PATH];
+    size_t n = 0;
+    for (const char *c = folder; *c; c++) {
+        if (n + 2 >= sizeof plain) return false;
+        if (strchr("*?[]\\", *c)) plain[n++] = '\\';
+        plain[n++] = *c;
+    }
+    plain[n] = 0;
+    return disk_join(out, plain, pattern);
+}
+
 /* The companion in the compiler's folder. Its name carries the version, which so becomes known without
  * opening anything; when several versions lie there, none is taken. */
 static void find_companion(nvrtc_place *place)
 {
-    char pattern[DISK_PATH + 40];
-    const char *slash = strrchr(place->path, '/');
+    char folder[DISK_PATH], pattern[DISK_PATH];
     glob_t found;
+    snprintf(folder, sizeof folder, "%s", place->path);
+    char *slash = strrchr(folder, '/');
     if (!slash) return;
-    snprintf(pattern, sizeof pattern, "%.*s/libnvrtc-builtins.so.*", (int)(slash - place->path),
-             place->path);
-    if (glob(pattern, 0, NULL, &found) != 0) return;
+    *slash = 0;
+    if (!under(pattern, folder, "libnvrtc-builtins.so.*") ||
+        glob(pattern, 0, NULL, &found) != 0)
+        return;
     for (size_t i = 0; i < found.gl_pathc; i++) {
         int major, minor;
         if (!version_of_name(found.gl_pathv[i], &major, &minor)) continue;
@@ -122,7 +138,7 @@ static bool take_under(seeker *s, const char *folder, const char *const *pattern
 {
     char pattern[DISK_PATH];
     for (size_t i = 0; i < count; i++)
-        if (disk_join(pattern, folder, patterns[i]) && take_pattern(s, pattern)) return true;
+        if (under(pattern, folder, patterns[i]) && take_pattern(s, pattern)) return true;
     return false;
 }
 
