@@ -94,12 +94,13 @@ def main():
     table.tell(gpu_case.heading("short: up to 20 calls"))
     if "first" in parts:
         first_calls(library, args.backend, table)
+    problems = [text for text in cases(parts) if args.only in text]
+    gpu_case.compile_all(library, args.backend, problems)
     ffpa, product = Ffpa(library, args.backend), Gemm()
     copy, gemm = copy_tbytes(), Gemm.FLOP / median_ms(product.run) / 1e9
     table.tell(COLUMNS)
-    for text in cases(parts):
-        if args.only in text:
-            table.row(text, lambda case: measure(ffpa, case, gemm, copy))
+    for text in problems:
+        table.row(text, lambda case: measure(ffpa, case, gemm, copy))
     again = Gemm.FLOP / median_ms(product.run) / 1e9
     table.tell(f"# roofs: GEMM 8192^3 bf16 {gemm:.0f} before, {again:.0f} TFLOP/s after; copy {copy:.2f} TB/s")
     return table.finish()

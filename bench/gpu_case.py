@@ -1,5 +1,6 @@
 """What the benches on a GPU share: the library on the current device, a case by its problem string with its calls by the
 library and by PyTorch, timing by CUDA events, and rows that are written as they come."""
+import concurrent.futures
 import ctypes
 import datetime
 import os
@@ -52,6 +53,24 @@ class Ffpa(cpu.Ffpa):
 
     def path(self):
         return self.lib.ffpa_last_path().decode()
+
+
+def compile_all(library, backend, problems):
+    """Compile what the problems take into the cache, on all processors, by the program beside the library: one process
+    alone would spend most of a bench's time on it."""
+    program = library.parent / "ffpa"
+    if not program.exists() or not torch.cuda.is_available():
+        return
+    major, minor = torch.cuda.get_device_capability()
+    arch = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+    folder = os.environ.get("FFPA_CACHE_DIR") or os.path.join(
+        os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "ffpa")
+    start, environment = time.monotonic(), os.environ | {"FFPA_BACKEND": backend}
+    command = [program, "prebuild", "--arch", arch, "--out", folder]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as workers:
+        for _ in workers.map(lambda p: subprocess.run([*command, p], env=environment, capture_output=True), problems):
+            pass  # what did not compile says so when it runs
+    print(f"compiled in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
 
 
 # ---- timing ------------------------------------------------------------------------------------------

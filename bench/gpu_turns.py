@@ -64,16 +64,16 @@ def parse(doc, tables):
 
 def main(doc, tables):
     args = parse(doc, tables)
-    table = gpu_case.Table(args.csv, args.seconds)
-    ffpa, gemm = gpu_case.Ffpa(args.library.resolve(), args.backend), Gemm()
+    library, table = args.library.resolve(), gpu_case.Table(args.csv, args.seconds)
+    problems = [text for text in args.problem or tables[args.table or next(iter(tables))] if args.only in text]
+    gpu_case.compile_all(library, args.backend, problems)
+    ffpa, gemm = gpu_case.Ffpa(library, args.backend), Gemm()
     table.tell(gpu_case.heading(f"{args.turns} rounds, {args.ms:.0f} ms settled and counted"))
     table.tell(COLUMNS)
     begin = time.monotonic()
     while args.turns and time.monotonic() - begin < 1.5:  # from cold, the first readings would be too high
         elapsed(gemm.run, 10)
-    for text in args.problem or tables[args.table or next(iter(tables))]:
-        if args.only not in text:
-            continue
+    for text in problems:
         if args.turns:
             table.row(text, lambda case: measure(ffpa, gemm, case, args))
         else:
