@@ -251,12 +251,12 @@ class Table:
         if time.monotonic() - self.start > self.seconds:
             self.late.append(text)
             return
-        try:
-            self.tell(measure(Case(text)))
-        except Exception as e:  # noqa: BLE001 - one case must not lose the others
-            self.failed += 1
-            self.tell(f'# FAILED "{text}": {type(e).__name__}: {" ".join(str(e).split())[:300]}')
-        torch.cuda.empty_cache()
+        for attempt in (lambda: self.tell(measure(Case(text))), torch.cuda.empty_cache):
+            try:
+                attempt()
+            except Exception as e:  # noqa: BLE001 - one case must not lose the others
+                self.failed += 1
+                self.tell(f'# FAILED "{text}": {type(e).__name__}: {" ".join(str(e).split())[:300]}')
 
     def finish(self):
         """1 where a row failed; what was not run is said, and is no failure: the caller set the time."""
