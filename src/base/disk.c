@@ -113,7 +113,7 @@ bool disk_write(const char *path, const void *head, size_t head_bytes, const voi
     return good;
 }
 
-bool disk_make_folder(const char *path)
+bool disk_make_folder(const char *path, unsigned mode)
 {
     char part[DISK_PATH];
     const size_t length = strlen(path);
@@ -125,7 +125,7 @@ bool disk_make_folder(const char *path)
     for (size_t i = 1; i <= length; i++) {
         if (part[i] != '/' && part[i] != 0) continue;
         part[i] = 0;
-        if (mkdir(part, 0700) != 0 && errno != EEXIST && errno != EISDIR && errno != EROFS)
+        if (mkdir(part, mode) != 0 && errno != EEXIST && errno != EISDIR && errno != EROFS)
             return false;
         part[i] = path[i];
     }

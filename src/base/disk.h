@@ -17,8 +17,9 @@ void *disk_read(const allocator *a, const char *path, size_t limit, size_t *byte
 bool disk_write(const char *path, const void *head, size_t head_bytes, const void *body,
                 size_t body_bytes);
 
-/* Make a folder and the ones above it, for this user only. True when it is there afterwards. */
-bool disk_make_folder(const char *path);
+/* Make a folder and the ones above it, with these permissions less the umask. True when it is there afterwards, else
+ * errno tells why. */
+bool disk_make_folder(const char *path, unsigned mode);
 
 /* "folder/name" into `out` of DISK_PATH bytes; false with errno when it does not fit. */
 bool disk_join(char out[DISK_PATH], const char *folder, const char *name);

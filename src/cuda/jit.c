@@ -146,15 +146,17 @@ static bool write_entry(const jit *j, const char *folder, const variant *v,
 {
     char path[DISK_PATH];
     const jit_key key = jit_key_of(v, j->o.files, compiler);
-    return jit_entry_path(path, folder, v, &key) && disk_make_folder(folder) &&
-           jit_entry_write(path, &key, cubin, bytes);
+    return jit_entry_path(path, folder, v, &key) && jit_entry_write(path, &key, cubin, bytes);
 }
 
 /* Not being able to store is no failure: say so once and go on. */
 static void store(jit *j, const variant *v, const char *compiler, const void *cubin,
                   size_t bytes)
 {
-    if (write_entry(j, j->o.folder, v, compiler, cubin, bytes)) return;
+    const unsigned own = 0700; /* the cache is this user's alone */
+    if (disk_make_folder(j->o.folder, own) &&
+        write_entry(j, j->o.folder, v, compiler, cubin, bytes))
+        return;
     const char *reason = strerror(errno);
     pthread_mutex_lock(&j->lock);
     const bool say = !j->complained;
@@ -285,6 +287,8 @@ ffpa_status jit_prebuild(jit *j, const variant *v, const char *folder)
     const jit_key key = jit_key_of(v, j->o.files, "any");
     CHECK(jit_entry_path(path, folder, v, &key), FFPA_E_INVALID,
           "ffpa_prebuild: directory '%.200s' is too long", folder);
+    CHECK(disk_make_folder(folder, 0777), FFPA_E_INVALID,
+          "ffpa_prebuild: cannot make directory '%.400s': %s", folder, strerror(errno));
     if (jit_entry_read(a, path, &key, &cubin, &bytes) != JIT_GOOD) {
         TRY(compile(j, v, &cubin, &bytes));
         const bool written = write_entry(j, folder, v, "any", cubin, bytes);

@@ -7,6 +7,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -193,9 +194,37 @@ static void prebuilt_entries_need_no_compiler(void **state)
     assert_status(get(ctx, &w, &code), FFPA_E_COMPILE, "leads to no usable NVRTC");
     FAKE.no_compiler = false; /* installed meanwhile */
     assert_ok(get(ctx, &w, &code));
+    const int compiles = FAKE.compiles;
     assert_status(jit_prebuild(ctx->cuda->jit, &w, "/dev/null/pack"), FFPA_E_INVALID,
-                  "cannot write");
+                  "cannot make directory '/dev/null/pack': Not a directory");
+    assert_int_equal(FAKE.compiles, compiles); /* seconds, for nothing */
     fake_context_free(ctx);
+}
+
+static int permissions(const char *folder)
+{
+    struct stat info;
+    assert_int_equal(stat(folder, &info), 0);
+    return info.st_mode & 0777;
+}
+
+/* The cache is its user's; a pack is for whoever it is handed to, as the umask has it. */
+static void a_pack_may_be_shared(void **state)
+{
+    char cache[DISK_PATH], pack[DISK_PATH];
+    jit_code code;
+    const variant v = make_variant("shared");
+    assert_true(disk_join(cache, *state, "cache") && disk_join(pack, *state, "pack"));
+    const mode_t before = umask(022);
+    ffpa_context *ctx = fake_context(cache, JIT_ON);
+    assert_ok(get(ctx, &v, &code));
+    assert_ok(jit_prebuild(ctx->cuda->jit, &v, pack));
+    umask(before);
+    fake_context_free(ctx);
+    assert_int_equal(permissions(cache), 0700);
+    assert_int_equal(permissions(pack), 0755);
+    fake_folder_remove(cache);
+    fake_folder_remove(pack);
 }
 
 static void unknown_architectures_are_named(void **state)
@@ -350,6 +379,7 @@ int main(void)
         TEST(read_only_reads_and_off_does_neither),
         TEST(a_folder_that_cannot_be_written_is_said_once),
         TEST(prebuilt_entries_need_no_compiler),
+        TEST(a_pack_may_be_shared),
         TEST(unknown_architectures_are_named),
         TEST(the_first_failure_of_several_is_told),
         TEST(every_compiler_call_may_fail),

@@ -31,7 +31,7 @@ static void put(const char *folder, const char *name)
     assert_true(disk_join(path, folder, name));
     snprintf(above, sizeof above, "%s", path);
     *strrchr(above, '/') = 0;
-    assert_true(disk_make_folder(above));
+    assert_true(disk_make_folder(above, 0700));
     assert_true(disk_write(path, "", 0, "", 0));
 }
 

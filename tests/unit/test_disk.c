@@ -46,9 +46,9 @@ static void a_failed_write_leaves_nothing(void **state)
     assert_true(disk_join(inside, file, "inside"));
     assert_false(disk_write(inside, "x", 1, "", 0)); /* its folder is a file */
     assert_int_equal(errno, ENOTDIR);
-    assert_false(disk_make_folder(inside));
+    assert_false(disk_make_folder(inside, 0700));
     assert_true(disk_join(inside, folder, "folder"));
-    assert_true(disk_make_folder(inside));
+    assert_true(disk_make_folder(inside, 0700));
     assert_false(
         disk_write(inside, "x", 1, "", 0)); /* the name is taken by a folder: rename fails */
     assert_int_equal(fake_folder_count(folder, ".tmp"), 0);
@@ -84,14 +84,14 @@ static void folders_are_made_on_the_way(void **state)
     char folder[64], path[DISK_PATH], longer[2 * DISK_PATH];
     fake_folder_new(folder);
     assert_true(disk_join(path, folder, "a//b/"));
-    assert_true(disk_make_folder(path));
-    assert_true(disk_make_folder(path)); /* again */
+    assert_true(disk_make_folder(path, 0700));
+    assert_true(disk_make_folder(path, 0700)); /* again */
     assert_int_equal(access(path, W_OK), 0);
-    assert_true(disk_make_folder("/"));
-    assert_false(disk_make_folder(""));
+    assert_true(disk_make_folder("/", 0700));
+    assert_false(disk_make_folder("", 0700));
     memset(longer, 'x', sizeof longer - 1);
     longer[sizeof longer - 1] = 0;
-    assert_false(disk_make_folder(longer));
+    assert_false(disk_make_folder(longer, 0700));
     assert_false(disk_join(path, longer, "y"));
     assert_true(disk_join(path, folder, "a/b"));
     rmdir(path);
