@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Fail when the tree breaks a rule of shape: an #include against the arrows of docs/architecture.md,
-a file name used twice, a file, function or parameter list that is too long."""
+"""Fail when the tree breaks a rule of shape: an #include against the arrows of docs/architecture.md, or of a kernel
+file that is not there, a file name used twice, a file, function or parameter list that is too long."""
 import collections
 import pathlib
 import re
@@ -70,6 +70,8 @@ def wrong_arrows(path, lines, by_name):
         there = home(target) if target and f"{target}".endswith(m[1]) else None
         if there and there != me and there not in ALLOWED[me]:
             bad.append(f"{path}:{n}: {me} must not include {there} ({m[1]})")
+        if me == "kernels" and f"{target}" != f"kernels/{m[1]}":  # no compiler of this build reads them
+            bad.append(f"{path}:{n}: kernels/{m[1]} is not there")
     return bad
 
 
