@@ -65,7 +65,8 @@ def compile_all(library, backend, problems):
     arch = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
     folder = os.environ.get("FFPA_CACHE_DIR") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "ffpa")
-    start, environment = time.monotonic(), os.environ | {"FFPA_BACKEND": backend}
+    libraries = f"{library.parent}/lib:{os.environ.get('LD_LIBRARY_PATH', '')}"  # of a pack (tools/pack_gpu_check.sh)
+    start, environment = time.monotonic(), os.environ | {"FFPA_BACKEND": backend, "LD_LIBRARY_PATH": libraries}
     command = [program, "prebuild", "--arch", arch, "--out", folder]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as workers:
         for _ in workers.map(lambda p: subprocess.run([*command, p], env=environment, capture_output=True), problems):

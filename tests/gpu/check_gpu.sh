@@ -2,7 +2,7 @@
 # check_gpu.sh - everything that needs a GPU, in one call: builds, then runs the parts asked for.
 #
 #   --part LIST       of library,sanitize,host,bench,python,cases (default: all, in this order)
-#   --backend NAME    cuda (default) or cuda/FAMILY: that family of kernels alone
+#   --backend NAME    cuda (default) or cuda/FAMILY: that family of kernels alone (one with forward and backward: cuda/sm80)
 #   --build DIR       use what is built there (by tools/pack_gpu_check.sh, or a build folder) instead of building into build-gpu
 #   --out DIR         logs and tables (default build-gpu/results)
 #   --seconds N       in all (default 460): nothing begins later, and what was not run fails the check
