@@ -67,6 +67,12 @@ bounded() {
     timeout -k 5 $((left < 300 ? left : 300)) "$@"
 }
 
+# why LOG: what it says of failures, on one line.
+why() {
+    grep -E 'FAILED  \] [a-z]|^FAIL|ERROR SUMMARY: [1-9]|========= (Error|Invalid|Race|Uninit|Barrier)|rror:|off by|must be|not found|No such' "$1" |
+        grep -v '   LINE   ' | awk '!seen[$0]++' | head -n 4 | cut -c 1-150 | tr '\n' ';'
+}
+
 # job NAME COMMAND...: one process; a line of verdict, its log in $out/NAME.log.
 job() {
     local name=$1 begin=$EPOCHSECONDS code
@@ -77,10 +83,10 @@ job() {
     case $code in
     0) echo "ok   $name $((EPOCHSECONDS - begin)) s" ;;
     124 | 137) echo "late $name stopped after $((EPOCHSECONDS - begin)) s: $(grep -c '\[       OK \]\|^ok' "$out/$name.log") passed until then" ;;
-    *) echo "FAIL $name $((EPOCHSECONDS - begin)) s, exit $code: $(grep -E 'FAILED  \] [a-z]|^FAIL|ERROR SUMMARY: [1-9]|rror:|not found|No such' "$out/$name.log" | sort -u | head -n 4 | cut -c 1-150 | tr '\n' ';')" ;;
+    *) echo "FAIL $name $((EPOCHSECONDS - begin)) s, exit $code: $(why "$out/$name.log")" ;;
     esac
 }
-export -f job bounded
+export -f job bounded why
 
 # many NAME: run the jobs of stdin, one a line, several at a time.
 many() {
@@ -164,7 +170,7 @@ for part in ${parts//,/ }; do
     library)
         rm -f "$out"/ratios_*.part
         library_jobs | many library
-        { echo "problem,share_of_bound,relative_error" && sort -V "$out"/ratios_*.part; } >"$out/error_ratios.csv"
+        { echo "problem,share_of_bound,relative_error" && sort -V "$out"/ratios_*.part 2>/dev/null; } >"$out/error_ratios.csv"
         ;;
     sanitize) sanitize ;;
     host) alone host_time "$build/tests/host_time" ;;
