@@ -296,6 +296,47 @@ static void any_score(const setting *s)
 }
 CASE(scores_of_any_size, ON_F32 | ON_BF16, 512, any_score)
 
+/* Scores of some tens, as without 1/sqrt(D): rows where one key has nearly all of the weight, which must not
+ * differ from 1 by what scores or their LSE were rounded by. Few rows, which forward adds up in another order
+ * than backward, and tiles of them. */
+static void tens_of_score(const setting *s)
+{
+    static const int64_t shapes[][2] = {{1, 70}, {3, 129}, {8, 64},
+                                        {8, 8},  {16, 64}, {16, 200}};
+    if (!fast(s) || judge_on_device(s->path->ctx))
+        return; /* takes LSE as it is: docs/limits.md */
+    for (size_t x = 0; x < COUNT(shapes); x++)
+        for (float scale = 4; scale <= 8; scale *= 2) {
+            sample *t = sample_new(&(sample_spec){.dtype = s->dtype,
+                                                  .hq = 4,
+                                                  .nq = shapes[x][0],
+                                                  .nk = shapes[x][1],
+                                                  .d = s->d,
+                                                  .backward = true});
+            t->f.scale = scale;
+            judge_sample_on(t, s->path, "scores of some tens");
+            sample_free(t);
+        }
+}
+CASE(scores_of_some_tens, ON_F32, 512, tens_of_score)
+
+/* An infinite value among keys whose scores have no digits left after the point: the other columns' gradients
+ * are those of equal weights. */
+static void odd_value_at_large_scores(const setting *s)
+{
+    static const role where[] = {V, DOUT};
+    if (judge_on_device(s->path->ctx)) return; /* takes LSE as it is: docs/limits.md */
+    for (size_t x = 0; x < COUNT(where); x++) {
+        sample *t = problem(s, 97, 2, 1);
+        tensor_all(sample_put(t, MASK, tensor_new(FFPA_F32, 1, 1, 97, 1, NULL)), -1e30);
+        sample_put(t, DMASK, tensor_new(FFPA_F32, 1, 1, 97, 1, NULL));
+        tensor_put(t->t[where[x]], 0, 0, 30, 3, (double)INFINITY);
+        judge_sample_on(t, s->path, "infinity beside large scores");
+        sample_free(t);
+    }
+}
+CASE(odd_values_at_large_scores, ON_F32 | ON_BF16, 24, odd_value_at_large_scores)
+
 /* One key to see, whose score forward and backward add up in different orders: its weight is 1 all the same. */
 static void one_large_score(const setting *s)
 {
@@ -450,6 +491,8 @@ int main(void)
         cmocka_unit_test(large_scores_keep_their_sum),
         cmocka_unit_test(long_mask_sums_are_exact),
         cmocka_unit_test(scores_of_any_size),
+        cmocka_unit_test(scores_of_some_tens),
+        cmocka_unit_test(odd_values_at_large_scores),
         cmocka_unit_test(one_large_score_has_all_the_weight),
         cmocka_unit_test(keys_of_a_larger_whole),
         cmocka_unit_test(gradients_are_slopes),

@@ -14,7 +14,7 @@
 
 #include <math.h>
 
-static const float LARGE_LSE = 256.0f;
+static const float LARGE_LSE = 16;
 
 row_stat *backward_stat(const backward_job *job, const sequence *s, int64_t h, int64_t i)
 {
@@ -125,11 +125,11 @@ static void stats_correct(const backward_work *w, int r)
     const float q_norm = row_norm(w->m.q + r * w->job->t.ld_k, w->job->t.d);
     const double reach = fabs((double)w->job->scale) * (double)q_norm * (double)sums->k_norm[r];
     const double own = (double)base + log((double)l);
-    if (!w->live[r] || !lse_is_own((double)w->lse[r], own, reach, FFPA_F32) ||
-        !(fabsf(delta) < INFINITY))
-        return;
-    *backward_stat(w->job, &w->seq, w->rb.head[r], w->rb.query[r]) =
-        (row_stat){base, 1.0f / l, delta};
+    row_stat *stat = backward_stat(w->job, &w->seq, w->rb.head[r], w->rb.query[r]);
+    if (!w->live[r] || !lse_is_own((double)w->lse[r], own, reach, FFPA_F32)) return;
+    stat->base = base;
+    stat->norm = 1.0f / l;
+    if (fabsf(delta) < INFINITY) stat->delta = delta; /* or as given: P is right all the same */
 }
 
 static void stats_again(backward_work *w, int64_t row0, int rows, const bool *again)

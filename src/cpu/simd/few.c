@@ -99,32 +99,40 @@ INLINE void dot_add(const int rows, const vf x[DOT_KEYS], const float *q, ptrdif
     }
 }
 
-/* s[j][r] = <q row r, key j>, 0 for r >= rows; rows and dtype are constants wherever this is inlined. */
+/* s[j][r] = <q row r, key j>, 0 for r >= rows, in chains of TILE_CHAIN additions as in tile_dots; rows and dtype
+ * are constants wherever this is inlined. */
 INLINE void dot_block(const int rows, const int32_t dtype, const key_rows *keys, const float *q,
                       ptrdiff_t d, float *s)
 {
     const ptrdiff_t ld = few_stride(d), size = dtype == FFPA_F32 ? 4 : 2;
     const key_rows k = *keys;
-    vf acc[DOT_ROWS][DOT_KEYS], x[DOT_KEYS];
     ptrdiff_t i = 0;
-    UNROLL for (int n = 0; n < DOT_ROWS * DOT_KEYS; n++)
-    {
-        acc[n / DOT_KEYS][n % DOT_KEYS] = vzero();
-    }
-    for (; i + VL <= d; i += VL) {
-        if (i % NR == 0)
-            UNROLL for (int j = 0; j < DOT_KEYS; j++) prefetch_row(k.next[j], size, i, NR);
-        UNROLL for (int j = 0; j < DOT_KEYS; j++) x[j] = vkeep(load_lanes(k.row[j], dtype, i));
-        dot_add(rows, x, q + i, ld, acc);
-    }
-    if (i < d) { /* q has zeros past the last column */
-        UNROLL for (int j = 0; j < DOT_KEYS; j++) x[j] = load_first(k.row[j], dtype, i, d - i);
-        dot_add(rows, x, q + i, ld, acc);
-    }
-    UNROLL for (int j = 0; j < DOT_KEYS; j++)
-    {
-        *(vf4 *)(s + j * NR) = vsum4(acc[0][j], acc[1][j], acc[2][j], acc[3][j]);
-    }
+    UNROLL for (int j = 0; j < DOT_KEYS; j++) * (vf4 *)(s + j * NR) = (vf4){0};
+    do {
+        const ptrdiff_t end = d - i < TILE_CHAIN * VL ? d : i + TILE_CHAIN * VL;
+        vf acc[DOT_ROWS][DOT_KEYS], x[DOT_KEYS];
+        UNROLL for (int n = 0; n < DOT_ROWS * DOT_KEYS; n++)
+        {
+            acc[n / DOT_KEYS][n % DOT_KEYS] = vzero();
+        }
+        for (; i + VL <= end; i += VL) {
+            if (i % NR == 0)
+                UNROLL for (int j = 0; j < DOT_KEYS; j++) prefetch_row(k.next[j], size, i, NR);
+            UNROLL for (int j = 0; j < DOT_KEYS; j++) x[j] =
+                vkeep(load_lanes(k.row[j], dtype, i));
+            dot_add(rows, x, q + i, ld, acc);
+        }
+        if (i < end) { /* only at the last columns; q has zeros past them */
+            UNROLL for (int j = 0; j < DOT_KEYS; j++) x[j] =
+                load_first(k.row[j], dtype, i, end - i);
+            dot_add(rows, x, q + i, ld, acc);
+        }
+        UNROLL for (int j = 0; j < DOT_KEYS; j++)
+        {
+            *(vf4 *)(s + j * NR) += vsum4(acc[0][j], acc[1][j], acc[2][j], acc[3][j]);
+        }
+        i = end;
+    } while (i < d);
 }
 
 typedef void dot_fn(const key_rows *k, const float *q, ptrdiff_t d, float *s);
