@@ -144,7 +144,8 @@ typedef struct ffpa_context_options {
     ffpa_alloc_fn alloc; /* host memory; both or neither */
     ffpa_free_fn free;
     void *alloc_user;
-    ffpa_log_fn log; /* may be called from any thread that uses the context */
+    ffpa_log_fn log; /* called from any thread that uses the context and from the context's own, from several
+                        at once where kernels are compiled side by side */
     void *log_user;
     const char *cache_dir;  /* compiled GPU kernels; FFPA_CACHE_DIR, else $XDG_CACHE_HOME/ffpa, else ~/.cache/ffpa */
     const char *cache_mode; /* "on" (default), "read-only", "off"; FFPA_CACHE */
