@@ -1,12 +1,21 @@
 """The picture of python -m ffpa.bench: grouped bars, one group a problem."""
+import os
 import textwrap
 
 
-def plot(results, title, path):
+def check(parser, path):
+    """Before anything is measured: can the picture be made?"""
     try:
-        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError:
-        raise SystemExit("ffpa.bench: --plot needs matplotlib: pip install matplotlib") from None
+        parser.error("--plot needs matplotlib: pip install matplotlib")
+    kind = os.path.splitext(path)[1][1:].lower()
+    if kind not in FigureCanvasAgg.get_supported_filetypes():
+        parser.error("--plot %s: a picture is a .png, .svg or .pdf" % path)
+
+
+def plot(results, title, path):
+    import matplotlib
     matplotlib.use("Agg")
     from matplotlib import pyplot
     from .bench import speed_up
@@ -21,7 +30,8 @@ def plot(results, title, path):
     colours = dict(zip(names, ["#c0392b"] + ["#34495e", "#5d8aa8", "#8fb7cc", "#bfc9ca", "#7d8b69", "#a3ad85", "#d5c9a7"]))
     for panel, unit in zip(panels[:, 0], units):
         _bars(panel, groups[unit], names, colours, unit, speed_up)
-    panels[0, 0].legend(ncol=len(names), frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1.0))
+    if names:
+        panels[0, 0].legend(ncol=len(names), frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1.0))
     figure.suptitle("\n".join(textwrap.wrap(title, 110)), fontsize=8, x=0.01, ha="left")
     figure.tight_layout(rect=(0, 0, 1, 0.97))
     figure.savefig(path, dpi=150)
@@ -29,7 +39,7 @@ def plot(results, title, path):
 
 
 def _bars(panel, groups, names, colours, unit, speed_up):
-    width = 0.8 / len(names)
+    width = 0.8 / max(1, len(names))
     tallest = max((r.rate for rows in groups for r in rows if r.rate), default=1.0)
     for at, rows in enumerate(groups):
         for i, r in enumerate(r for r in rows if r.implementation in names):
@@ -50,6 +60,7 @@ def _bars(panel, groups, names, colours, unit, speed_up):
     panel.set_xticks(range(len(groups)))
     panel.set_xticklabels([_in_lines(rows[0].problem) for rows in groups], fontsize=7)
     panel.set_ylabel(unit + " (below: times the fastest other)", fontsize=8)
+    panel.set_xlim(-0.55, len(groups) - 0.45)
     panel.set_ylim(0, tallest * 1.2)
     panel.spines[["top", "right"]].set_visible(False)
     panel.grid(axis="y", color="#e5e5e5", linewidth=0.6)

@@ -7,12 +7,16 @@ import ctypes
 import datetime
 import importlib.util
 import json
+import os
 import statistics
 import sys
 import time
 from typing import Callable, NamedTuple, Optional
 
-import torch
+try:
+    import torch
+except ImportError:
+    raise SystemExit("ffpa.bench needs PyTorch") from None
 
 import ffpa
 
@@ -49,8 +53,8 @@ def parse(text):
     p = _library.new(_abi.ffpa_problem)
     _library.check(_library.lib.ffpa_problem_parse(text.encode(), ctypes.byref(p)))
     if p.dtype not in _DTYPES or p.has_window or p.mask_dtype or p.softcap or p.dropout or p.has_scale or p.alibi \
-            or p.sink or p.n_lengths or p.page:
-        raise _library.unsupported("ffpa.bench: %s: dense problems in f32, f16, bf16, causal or not" % text)
+            or p.sink or p.n_lengths or p.page or 0 in (p.b, p.hq, p.nq, p.nk, p.d, p.dv):
+        raise _library.unsupported("ffpa.bench: %s: dense problems in f32, f16, bf16, causal or not, nothing empty" % text)
     report = ffpa.explain(text)
     causal = {_abi.FFPA_TOP_LEFT: "top_left", _abi.FFPA_BOTTOM_RIGHT: "bottom_right"}.get(p.causal)
     return Problem(report.problem, p.op == _abi.FFPA_BACKWARD, _DTYPES[p.dtype], (p.b, p.hq, p.nq, p.d),
@@ -163,10 +167,19 @@ def _call(function, inputs, p, dout) -> Callable:
     return lambda: torch.autograd.grad(out, inputs, dout, retain_graph=True)
 
 
+def _first_line(error):
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:100]
+
+
 def measure(p, device, budget):
     """One Row for each implementation; those that refuse have a note instead of a time."""
-    clock, inputs = Clock(device), _inputs(p, device)
-    dout = torch.randn(p.q[:3] + p.v[3:], device=device).to(p.dtype)
+    scale, unit = (1e12, "T") if device == "cuda" else (1e9, "G")
+    work, unit = (p.bytes, unit + "B/s") if p.decode else (p.flop, unit + "FLOP/s")
+    try:
+        clock, inputs = Clock(device), _inputs(p, device)
+        dout = torch.randn(p.q[:3] + p.v[3:], device=device).to(p.dtype)
+    except RuntimeError as error:  # more than the memory holds
+        return [Row(p.text, name, None, None, unit, None, _first_line(error)) for name in implementations()]
     calls, notes, answers = {}, {}, {}
     for name, function in implementations().items():
         try:
@@ -174,7 +187,7 @@ def measure(p, device, budget):
             answers[name] = [t.float().cpu() for t in calls[name]()]
         except Exception as error:  # noqa: BLE001 - whatever a package raises is its refusal
             calls.pop(name, None)
-            notes[name] = str(error).strip().splitlines()[0][:100] if str(error).strip() else type(error).__name__
+            notes[name] = _first_line(error)
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 torch.cuda.empty_cache()
     first = {name: clock.seconds(call) for name, call in calls.items()}
@@ -189,8 +202,6 @@ def measure(p, device, budget):
         for _ in range(rounds):
             for name, call in calls.items():
                 times[name].append(clock.seconds(call))
-    scale, unit = (1e12, "T") if clock.gpu else (1e9, "G")
-    work, unit = (p.bytes, unit + "B/s") if p.decode else (p.flop, unit + "FLOP/s")
     rows = []
     for name in implementations():
         if name not in calls:
@@ -243,16 +254,32 @@ def heading(device):
     return "%s; torch %s; %s; %s" % (name, torch.__version__, _library.describe(), datetime.date.today())
 
 
+def _seconds(text):
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError("%s is not a time" % text)
+    return value
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog="python -m ffpa.bench", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problems", nargs="*", help="problem strings such as fwd,bf16,b1h32,q8192k8192,d512,causal; "
                         "default: a list for the device")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--seconds", type=float, default=2.0, help="of timed calls for each problem")
+    parser.add_argument("--seconds", type=_seconds, default=2.0, help="of timed calls for each problem")
     parser.add_argument("--json", metavar="FILE", help="write the rows; - for standard output instead of the table")
     parser.add_argument("--plot", metavar="FILE.png", help="write a picture of the rates (needs matplotlib)")
     asked = parser.parse_args(arguments)
+    if asked.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: PyTorch sees no GPU")
+    for option, path in (("--json", asked.json), ("--plot", asked.plot)):  # said before the work, not after it
+        folder = os.path.dirname(path or "") or "."
+        if path and not os.access(path if os.path.exists(path) else folder, os.W_OK) or path and os.path.isdir(path):
+            parser.error("%s %s: cannot be written" % (option, path))
+    if asked.plot:
+        from ._bench_plot import check
+        check(parser, asked.plot)
     try:
         problems = [parse(text) for text in asked.problems or (GPU if asked.device == "cuda" else CPU)]
     except ffpa.FfpaError as error:

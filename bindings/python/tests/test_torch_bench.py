@@ -29,6 +29,31 @@ def test_json_alone_is_json(capsys):
     assert json.loads(capsys.readouterr().out)["rows"]
 
 
+@pytest.mark.parametrize("asked, word", [
+    (["--seconds", "nan"], "--seconds"), (["--seconds", "-1"], "--seconds"), (["--json", "/nowhere/rows.json"], "--json"),
+    (["--plot", "/nowhere/rates.png"], "--plot"), (["--plot", "rates.xyz"], "--plot"), (["--json", "/"], "--json")])
+def test_what_cannot_be_done_is_said_before_the_work(monkeypatch, capsys, asked, word):
+    if word == "--plot":
+        pytest.importorskip("matplotlib")
+    monkeypatch.setattr(bench, "measure", lambda *_: pytest.fail("measured first"))
+    with pytest.raises(SystemExit) as caught:
+        bench.main([PROBLEMS[0], "--device", "cpu", *asked])
+    assert caught.value.code == 2 and word in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu(capsys):
+    with pytest.raises(SystemExit):
+        bench.main([PROBLEMS[0], "--device", "cuda"])
+    assert "--device cuda: PyTorch sees no GPU" in capsys.readouterr().err
+
+
+def test_more_than_the_memory_holds_is_a_row(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    bench.main(["fwd,f32,b1h1,q4k4000000000000,d512", "--device", "cpu", "--plot", str(tmp_path / "rates.png")])
+    assert "allocate" in capsys.readouterr().out
+
+
 def test_picture(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "rates.png"
@@ -37,9 +62,9 @@ def test_picture(tmp_path):
 
 
 def test_problems_it_does_not_do(capsys):
-    for text in ("fwd,f32,b1h1,q4k4,d8,softcap5", "sideways"):
+    for text in ("fwd,f32,b1h1,q4k4,d8,softcap5", "sideways", "fwd,f32,b0h1,q4k4,d8", "fwd,f32,b1h1,q4k0,d8"):
         with pytest.raises(SystemExit):
             bench.main([text])
-    assert "softcap5" in capsys.readouterr().err
+        assert text in capsys.readouterr().err
     with pytest.raises(ffpa.FfpaError):
         bench.parse("fwd,f64,b1h1,q4k4,d8")
