@@ -4,7 +4,8 @@ import sys
 from typing import NamedTuple, Optional, Tuple
 
 from . import _abi, _library, _run
-from ._library import invalid
+from ._library import FfpaError, invalid, wrong_type
+from ._rules import backends_of, first_that_can, flag
 
 
 class Extra(NamedTuple):
@@ -21,25 +22,31 @@ class Extra(NamedTuple):
     backward_backend: str
 
 
-_tensor = _attempt = None  # torch.Tensor and _torch_fast.attempt, once torch is there
+_tensor = _attempt = _overridden = _override = None  # PyTorch's and _torch_fast's, once torch is there
+
+
+def has_torch():
+    """Whether somebody has imported torch, to its end."""
+    return hasattr(sys.modules.get("torch"), "compile")
 
 
 def _is_tensor(array):
     if _tensor is None:
-        if "torch" not in sys.modules:
+        if not has_torch():
             return False
         _with_torch()
     return isinstance(array, _tensor)
 
 
 def _with_torch():
-    global _tensor, _attempt
+    global _tensor, _attempt, _overridden, _override
     import torch
     from . import _torch_fast, _torch_ops  # noqa: F401 - operators exist before something is compiled
-    _tensor, _attempt = torch.Tensor, _torch_fast.attempt
+    _tensor, _attempt, _overridden = torch.Tensor, _torch_fast.attempt, _torch_fast.overridden
+    _override = torch.overrides.handle_torch_function
 
 
-if "torch" in sys.modules:
+if has_torch():
     _with_torch()
 
 
@@ -65,14 +72,18 @@ def ffpa_attn_func(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=F
                      what runs; "sdpa", PyTorch's own. Names joined by commas are tried in turn, the next one only
                      where the one before does not support the call. ffpa.last_path() tells what ran
     Raises FfpaError with a sentence that names the argument."""
-    if _attempt is not None and not dropout_p and sink is None and alibi is None:
+    if _attempt is not None and dropout_p == 0 and sink is None and alibi is None:
         known = _attempt(query, key, value, attn_mask, (is_causal, scale, enable_gqa, causal_align, window, softcap,
                                                         deterministic, forward_backend, backward_backend, return_lse))
         if known is not None:
             return known
-    extra = Extra(causal_align, window if window is None else tuple(window), softcap, sink, alibi, return_lse,
-                  deterministic, forward_backend, backward_backend)
-    if _is_tensor(query):
+    extra = Extra(causal_align, window, softcap, sink, alibi, flag("return_lse", return_lse), deterministic, forward_backend,
+                  backward_backend)
+    tensors = _is_tensor(query)
+    if _overridden is not None and _overridden((query, key, value, attn_mask)):  # by a subclass, a mode, a symbolic tracer
+        return _override(ffpa_attn_func, (query, key, value, attn_mask), query, key, value, attn_mask, dropout_p, is_causal,
+                         scale, enable_gqa, **extra._asdict())
+    if tensors:
         from ._torch_attention import attention
         return attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, extra)
     from ._numpy_attention import attention
@@ -89,9 +100,9 @@ def ffpa_attn_varlen_func(query, key, value, cu_seqlens_q, cu_seqlens_k, max_seq
     causal, window and alibi counts within each sequence. Rows past the last offset come out as zeros. The lse of
     return_lse is [Hq, total_q]. The other options are ffpa_attn_func's; PyTorch tensors only."""
     if not _is_tensor(query):
-        raise invalid("ffpa_attn_varlen_func: query is a %s, not a torch.Tensor" % type(query).__name__)
-    extra = Extra(causal_align, window if window is None else tuple(window), softcap, sink, alibi, return_lse,
-                  deterministic, forward_backend, backward_backend)
+        raise wrong_type("ffpa: query is a %s, not a torch.Tensor" % type(query).__name__)
+    extra = Extra(causal_align, window, softcap, sink, alibi, flag("return_lse", return_lse), deterministic, forward_backend,
+                  backward_backend)
     from ._torch_packed import varlen
     return varlen((query, key, value), (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), dropout_p, causal,
                   softmax_scale, extra)
@@ -104,25 +115,18 @@ def ffpa_attn_backward(dout, query, key, value, out, lse, attn_mask=None, is_cau
     dictionary with "dq", "dk", "dv", with an additive mask "dmask", with a sink "dsink". PyTorch tensors have
     autograd instead."""
     from ._numpy_attention import backward
-    extra = Extra(causal_align, window if window is None else tuple(window), softcap, sink, alibi, False,
-                  deterministic, "auto", backward_backend)
+    extra = Extra(causal_align, window, softcap, sink, alibi, False, deterministic, "auto", backward_backend)
     return backward((dout, dlse), (query, key, value), (out, lse), attn_mask, is_causal, scale, extra)
 
 
 def merge(out_a, lse_a, out_b, lse_b):
     """(out, lse) of attention over two disjoint sets of keys, from the results over each: out [B, H, N, Dv],
-    lse [B, H, N]. For keys that are spread over devices or over time. Without a gradient."""
+    lse [B, H, N]. For keys that are spread over devices or over time. Without a gradient: call it under torch.no_grad()."""
     if _is_tensor(out_a):
-        from . import _torch_memory as memory
+        from ._torch_attention import merge
     else:
-        from . import _numpy_memory as memory
-        out_a, lse_a, out_b, lse_b = (memory.accept(name, a) for name, a in (
-            ("out_a", out_a), ("lse_a", lse_a), ("out_b", out_b), ("lse_b", lse_b)))
-    for name, a, axes in (("out_a", out_a, 4), ("lse_a", lse_a, 3), ("out_b", out_b, 4), ("lse_b", lse_b, 3)):
-        if len(a.shape) != axes:
-            raise invalid("ffpa.merge: %s.shape=%s must have %d axes" % (name, tuple(a.shape), axes))
-    out, lse = _run.merge(memory, out_a, lse_a[..., None], out_b, lse_b[..., None])
-    return out, lse[..., 0]
+        from ._numpy_attention import merge
+    return merge(out_a, lse_a, out_b, lse_b)
 
 
 # ---- asking ---------------------------------------------------------------------------------------------
@@ -147,29 +151,49 @@ def explain(problem, key=None, value=None, attn_mask=None, dropout_p=0.0, is_cau
             deterministic=False):
     """How a call would run, without running it: path, workspace, FLOP, bytes, tiles, and why other backends were passed
     over. Either a problem string such as "fwd,bf16,b1h32k8,q4096k4096,d512,causal", as it would be on this machine's
-    processor, or the arguments of ffpa_attn_func, as they would be where their tensors are."""
-    import ctypes
-    status, report, text = _abi.FFPA_OK, _library.new(_abi.ffpa_report), ""
+    processor and says everything, or the arguments of ffpa_attn_func, as they would be where their tensors are."""
+    extra = Extra(causal_align, window, softcap, sink, alibi, True, deterministic, backend, backend)
+    text, reason, reports = "", "", [None]
     if isinstance(problem, str):
-        parsed, canonical = _library.new(_abi.ffpa_problem), ctypes.create_string_buffer(1024)
-        _library.check(_library.lib.ffpa_problem_parse(problem.encode(), ctypes.byref(parsed)))
-        _library.check(_library.lib.ffpa_problem_format(ctypes.byref(parsed), canonical, len(canonical)))
-        status = _library.lib.ffpa_explain(_library.context(backend), ctypes.byref(parsed), ctypes.byref(report))
-        text = canonical.value.decode()
+        besides = (key, value, attn_mask, scale, causal_align, window, sink, alibi)
+        if any(b is not None for b in besides) or any((dropout_p, is_causal, enable_gqa, backward, softcap, deterministic)):
+            raise invalid("ffpa.explain: a problem string says everything; besides it only backend=... is taken")
+        text, question = _question_of_string(problem)
     else:
-        extra = Extra(causal_align, window if window is None else tuple(window), softcap, sink, alibi, True, deterministic,
-                      backend, backend)
         if _is_tensor(problem):
-            from ._torch_attention import ask
+            from ._torch_attention import question_of
         else:
-            from ._numpy_attention import ask
-        status, report = ask(problem, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, extra, backward)
-    reason = _library.lib.ffpa_last_error().decode() if status else ""
-    if status not in (_abi.FFPA_OK, _abi.FFPA_E_UNSUPPORTED):
+            from ._numpy_attention import question_of
+        question = question_of(problem, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, extra, backward)
+
+    def attempt(name):
+        if name == "sdpa":
+            raise invalid("ffpa.explain: backend='sdpa' is PyTorch's attention, which does not say how it would run")
+        status, reports[0] = question(name)
         _library.check(status)
-    return Report(text, "" if status else report.path.decode(), reason, report.workspace_bytes, report.flop, report.bytes,
+    try:
+        first_that_can(backends_of("backend", backend), attempt)
+    except FfpaError as error:
+        if error.status != _abi.FFPA_E_UNSUPPORTED or reports[0] is None:
+            raise
+        reason = error.sentence
+    report = reports[0]
+    return Report(text, "" if reason else report.path.decode(), reason, report.workspace_bytes, report.flop, report.bytes,
                   (report.tile_q, report.tile_k, report.tile_d), report.splits, report.threads,
                   tuple(report.refusals.decode().splitlines()))
+
+
+def _question_of_string(problem):
+    """Its canonical form, and backend's name -> (status, report)."""
+    import ctypes
+    parsed, canonical = _library.new(_abi.ffpa_problem), ctypes.create_string_buffer(1024)
+    _library.check(_library.lib.ffpa_problem_parse(problem.encode(), ctypes.byref(parsed)))
+    _library.check(_library.lib.ffpa_problem_format(ctypes.byref(parsed), canonical, len(canonical)))
+
+    def question(backend):
+        report = _library.new(_abi.ffpa_report)
+        return _library.lib.ffpa_explain(_library.context(backend), ctypes.byref(parsed), ctypes.byref(report)), report
+    return canonical.value.decode(), question
 
 
 def prebuild(problem, arch, directory):

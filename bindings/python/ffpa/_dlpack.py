@@ -21,6 +21,9 @@ _CODES = {  # (DLPack's type code, bits) -> ours
     (6, 8): _abi.FFPA_BOOL, (0, 32): _abi.FFPA_I32, (0, 64): _abi.FFPA_I64,
 }
 
+_VERSIONED_OFFSET = 32  # of DLManagedTensorVersioned: its version, two pointers and its flags come first
+_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_is_valid.restype, _is_valid.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
@@ -58,9 +61,17 @@ def borrow(name, array):
     if device not in _CPU_DEVICES:
         raise unsupported("ffpa: %s is in memory of DLPack device type %d; outside PyTorch only CPU arrays are taken "
                           "(torch.from_dlpack makes a tensor of it without a copy)" % (name, device))
-    capsule = array.__dlpack__()
+    try:
+        try:
+            capsule = array.__dlpack__(max_version=(1, 0))  # in which an array can say that it is read-only
+        except TypeError:  # of an older exporter
+            capsule = array.__dlpack__()
+    except (BufferError, RuntimeError, ValueError, TypeError) as error:
+        raise unsupported("ffpa: %s cannot be borrowed through DLPack: %s" % (name, error)) from None
     # Left unconsumed: the capsule frees its tensor when it goes.
-    tensor = _DLTensor.from_address(_pointer_of(capsule, b"dltensor"))
+    versioned = _is_valid(capsule, b"dltensor_versioned")
+    at = _pointer_of(capsule, b"dltensor_versioned" if versioned else b"dltensor")
+    tensor = _DLTensor.from_address(at + _VERSIONED_OFFSET * versioned)
     code = _CODES.get((tensor.code, tensor.bits))
     if code is None or tensor.lanes != 1:
         raise unsupported("ffpa: %s has DLPack type code %d of %d bits, which attention does not take" % (

@@ -19,7 +19,6 @@ class FfpaError(RuntimeError):
     text a sentence that names the argument, its value and the rule."""
 
     def __init__(self, status, sentence):
-        super().__init__(status, sentence)  # both, so that it can be pickled
         self.status, self.sentence = status, sentence
 
     @property
@@ -30,8 +29,16 @@ class FfpaError(RuntimeError):
         return self.sentence
 
 
+class FfpaTypeError(FfpaError, TypeError):
+    """An argument of a type that cannot mean anything: for PyTorch's functions that is a TypeError."""
+
+
 def invalid(sentence):
     return FfpaError(_abi.FFPA_E_INVALID, sentence)
+
+
+def wrong_type(sentence):
+    return FfpaTypeError(_abi.FFPA_E_INVALID, sentence)
 
 
 def unsupported(sentence):
@@ -41,14 +48,14 @@ def unsupported(sentence):
 def _open():
     path = os.environ.get("FFPA_LIBRARY") or str(pathlib.Path(__file__).with_name("libffpa.so"))
     try:
-        opened = _abi.declare(ctypes.CDLL(path))
-    except OSError as error:
+        opened = ctypes.CDLL(path)
+        version = opened.ffpa_version()
+    except (OSError, AttributeError) as error:  # not there, not a library, not this one
         raise ImportError("ffpa: cannot open its library: %s" % error) from None
-    version = opened.ffpa_version()
     if (version >> 16, version >> 8 & 255) != (_abi.FFPA_VERSION_MAJOR, _abi.FFPA_VERSION_MINOR):
         raise ImportError("ffpa: %s has version %d.%d, this package needs %d.%d" % (
             path, version >> 16, version >> 8 & 255, _abi.FFPA_VERSION_MAJOR, _abi.FFPA_VERSION_MINOR))
-    return opened, path
+    return _abi.declare(opened), path
 
 
 lib, library_path = _open()
@@ -71,6 +78,14 @@ def new(struct, **values):
 BACKENDS = ("auto", "cuda", "cpu", "reference", "naive")
 _contexts = {}
 _contexts_lock = threading.Lock()
+
+
+def _after_fork():
+    global _contexts_lock
+    _contexts_lock = threading.Lock()  # a thread that the child does not have may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 _LOG_LEVELS = {_abi.FFPA_LOG_ERROR: logging.ERROR, _abi.FFPA_LOG_INFO: logging.INFO, _abi.FFPA_LOG_DEBUG: logging.DEBUG}
 
@@ -106,7 +121,9 @@ def context(backend="auto"):
 
 def _make(backend):
     name = backend if backend in BACKENDS or "/" in backend else "cuda/" + backend
-    options = new(_abi.ffpa_context_options, backend=name.encode())
+    options = new(_abi.ffpa_context_options)
+    if name != "auto":  # which leaves the choice to FFPA_BACKEND
+        options.backend = name.encode()
     if not os.environ.get("FFPA_NVRTC"):
         options.nvrtc_path = _nvrtc_outside_prefix()
     if log.isEnabledFor(logging.INFO):

@@ -2,24 +2,27 @@
 import numpy
 
 from . import _abi, _dlpack
-from ._library import invalid, unsupported
+from ._library import unsupported, wrong_type
 from ._problem import Layout
 
 CODES = {
     "float32": _abi.FFPA_F32, "float16": _abi.FFPA_F16, "bfloat16": _abi.FFPA_BF16, "float64": _abi.FFPA_F64,
     "bool": _abi.FFPA_BOOL, "int32": _abi.FFPA_I32, "int64": _abi.FFPA_I64,
 }
+FLOATING = ("float32", "float16", "bfloat16", "float64")
 _NAMES = {code: name for name, code in CODES.items()}
 
 
 def accept(name, array):
     """An array of ours from what the caller has: NumPy's own, or anything with __dlpack__ on the CPU."""
-    if array is None or isinstance(array, (numpy.ndarray, _dlpack.Borrowed)):
+    if isinstance(array, numpy.ma.MaskedArray):
+        raise unsupported("ffpa: %s is a masked array; pass its .data, and what it masks as attn_mask" % name)
+    if isinstance(array, (numpy.ndarray, _dlpack.Borrowed)):
         made = array
     elif hasattr(array, "__dlpack__"):
         made = _dlpack.borrow(name, array)
     else:
-        raise invalid("ffpa: %s is a %s; it must be a NumPy array, a torch.Tensor or speak DLPack" % (
+        raise wrong_type("ffpa: %s is a %s; it must be a NumPy array, a torch.Tensor or speak DLPack" % (
             name, type(array).__name__))
     if isinstance(made, numpy.ndarray):
         if made.dtype.name not in CODES or not made.dtype.isnative:

@@ -70,7 +70,7 @@ def dense_layout(like, dtype=None):
     return Layout(like.dtype if dtype is None else dtype, like.device, tuple(like.shape), tuple(stride))
 
 
-def _set(tensor, layout):
+def set_layout(tensor, layout):
     """All but the address, which a tensor need not have to be planned for."""
     tensor.shape[:], tensor.stride[:] = layout.shape, layout.stride
     tensor.dtype, tensor.device = layout.dtype, layout.device
@@ -163,14 +163,14 @@ class Problem(_Slots):
         for name in VIEWS:
             layout = getattr(layouts, name)
             if layout is not None:
-                _set(getattr(p, name), layout)
+                set_layout(getattr(p, name), layout)
         self.views = [name for name in VIEWS if getattr(layouts, name) is not None]
         lse_dtype = _abi.FFPA_F64 if layouts.q.dtype == _abi.FFPA_F64 else _abi.FFPA_F32
         self.o = output_layout(layouts.q, layouts.v.shape[3])
         self.lse = dense_layout(Layout(lse_dtype, self.o.device, self.o.shape[:3] + (1,), ()))
-        _set(p.o, self.o)
+        set_layout(p.o, self.o)
         if want_lse:
-            _set(p.lse, self.lse)
+            set_layout(p.lse, self.lse)
         self.packed = layouts.cu_q is not None or layouts.cu_k is not None
         self.sides = {}
         if layouts.rng is not None:
@@ -193,7 +193,7 @@ class Problem(_Slots):
             cache.table_stride, cache.table_width = layouts.block_table.stride[0], layouts.block_table.shape[1]
         for name in ("k_new", "v_new"):
             if getattr(layouts, name) is not None:
-                _set(getattr(cache, name), getattr(layouts, name))
+                set_layout(getattr(cache, name), getattr(layouts, name))
         return cache
 
     def plan(self, slot, memory, like):
@@ -212,9 +212,9 @@ class BackwardProblem(_Slots):
     def __init__(self, forward, layouts, options, dout, dlse, wanted):
         self.forward, self.spare = forward, []
         g = self.params = new(_abi.ffpa_backward_params)
-        _set(g.dout, dout)
+        set_layout(g.dout, dout)
         if dlse is not None:
-            _set(g.dlse, dlse)
+            set_layout(g.dlse, dlse)
         self.outputs = {}
         for name in wanted:
             source = getattr(layouts, name[1:])
@@ -223,7 +223,7 @@ class BackwardProblem(_Slots):
             else:
                 layout = output_layout(source, source.shape[3])
             self.outputs[name] = layout
-            _set(getattr(g, name), layout)
+            set_layout(getattr(g, name), layout)
         self.context = context(options.backward_backend)
         self.path = self.new_work = None
 

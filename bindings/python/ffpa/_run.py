@@ -5,7 +5,7 @@ import threading
 
 from . import _abi
 from ._library import check, context, lib, new
-from ._problem import BackwardProblem, Kept, Problem, Tensors, dense_layout
+from ._problem import BackwardProblem, Kept, Problem, Tensors, dense_layout, set_layout
 
 _forward_problems, _backward_problems = Kept(), Kept()
 _last = threading.local()
@@ -36,7 +36,7 @@ def took_backward(path):
     _last_backward = path
 
 
-def _layouts(memory, tensors):
+def layouts_of(memory, tensors):
     layout = memory.layout
     return Tensors(*[None if t is None else layout(t) for t in tensors])
 
@@ -51,7 +51,7 @@ def problem_of(memory, tensors, options, want_lse):
     key = (memory.key(tensors), options, want_lse)
     problem = _forward_problems.get(key)
     if problem is None:
-        problem = Problem(_layouts(memory, tensors), options, want_lse, memory, tensors.q)
+        problem = Problem(layouts_of(memory, tensors), options, want_lse, memory, tensors.q)
         slot = problem.take()
         slot.bind(tensors, memory.pointer)
         problem.plan(slot, memory, tensors.q)
@@ -112,30 +112,36 @@ def backward(memory, tensors, options, results, wanted):
 
 
 def _new_backward(memory, tensors, options, results, wanted):
-    layouts = _layouts(memory, tensors)
+    layouts = layouts_of(memory, tensors)
     o, lse, dout, dlse = (None if t is None else memory.layout(t) for t in results)
     forward_problem = Problem(layouts, options, True, memory, tensors.q)
-    for tensor, layout in ((forward_problem.params.o, o), (forward_problem.params.lse, lse)):
-        tensor.shape[:], tensor.stride[:] = layout.shape, layout.stride
+    set_layout(forward_problem.params.o, o)  # as they are, which the library holds to what they must be
+    set_layout(forward_problem.params.lse, lse)
     return BackwardProblem(forward_problem, layouts, options, dout, dlse, wanted)
 
 
-def ask(memory, tensors, options, backward):
-    """(status, report): how a call would run that is not made; or its gradients, all of them."""
-    layouts = _layouts(memory, tensors)
-    problem = Problem(layouts, options, True, memory, tensors.q)
-    question = lib.ffpa_forward_supported
-    if backward:
-        wanted = ("dq", "dk", "dv")
-        if layouts.mask is not None and layouts.mask.dtype != _abi.FFPA_BOOL:
-            wanted += ("dmask",)
-        if layouts.sink is not None:
-            wanted += ("dsink",)
-        problem = BackwardProblem(problem, layouts, options, problem.o, None, wanted)
-        question = lib.ffpa_backward_supported
-    slot, report = problem.take(), new(_abi.ffpa_report)
-    (slot.forward if backward else slot).bind(tensors, memory.pointer)
-    return question(problem.context, slot.ref, ctypes.byref(report)), report
+def all_gradients(layouts):
+    """Names of what backward can give."""
+    added = layouts.mask is not None and layouts.mask.dtype != _abi.FFPA_BOOL
+    return ("dq", "dk", "dv") + ("dmask",) * added + ("dsink",) * (layouts.sink is not None)
+
+
+def question_of(memory, tensors, options, backward):
+    """Backend's name -> (status, report): how a call would run that is not made; or its gradients, all of them."""
+    layouts = layouts_of(memory, tensors)
+
+    def question(backend):
+        chosen, report = options._replace(forward_backend=backend, backward_backend=backend), new(_abi.ffpa_report)
+        problem = Problem(layouts, chosen, True, memory, tensors.q)
+        if not backward:
+            slot = problem.take()
+            slot.bind(tensors, memory.pointer)
+            return lib.ffpa_forward_supported(problem.context, slot.ref, ctypes.byref(report)), report
+        problem = BackwardProblem(problem, layouts, chosen, problem.o, None, all_gradients(layouts))
+        slot = problem.take()
+        slot.forward.bind(tensors, memory.pointer)
+        return lib.ffpa_backward_supported(problem.context, slot.ref, ctypes.byref(report)), report
+    return question
 
 
 def merge(memory, o_a, lse_a, o_b, lse_b):
@@ -143,9 +149,9 @@ def merge(memory, o_a, lse_a, o_b, lse_b):
     p = new(_abi.ffpa_merge_params)
     o, lse = (memory.maker(dense_layout(memory.layout(a)), a, False)() for a in (o_a, lse_a))
     for name, array in dict(o_a=o_a, lse_a=lse_a, o_b=o_b, lse_b=lse_b, o=o, lse=lse).items():
-        layout, tensor = memory.layout(array), getattr(p, name)
-        tensor.shape[:], tensor.stride[:] = layout.shape, layout.stride
-        tensor.dtype, tensor.device, tensor.data = layout.dtype, layout.device, memory.pointer(array)
+        tensor = getattr(p, name)
+        set_layout(tensor, memory.layout(array))
+        tensor.data = memory.pointer(array)
     memory.set_stream(p, o_a)
     check(lib.ffpa_merge(context("auto"), ctypes.byref(p)))
     return o, lse

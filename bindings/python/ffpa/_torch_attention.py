@@ -2,60 +2,74 @@
 PyTorch does not have."""
 import torch
 
-from . import _abi, _run, _torch_fast, _torch_memory as memory
+from . import _run, _torch_fast, _torch_memory as memory, _torch_ops
 from ._library import BACKENDS, FfpaError, invalid, unsupported
-from ._problem import Options, Tensors
+from ._problem import Tensors
+from ._rules import first_that_can, flag, heads_of, options_of
 from ._torch_autograd import SDPA, attend, check_sdpa_knows, gqa_argument, is_compiling, is_plain
-
-_ALIGNED = {None: _abi.FFPA_TOP_LEFT, "top_left": _abi.FFPA_TOP_LEFT, "bottom_right": _abi.FFPA_BOTTOM_RIGHT}
 
 
 def prepare(given, dropout_p, is_causal, scale, enable_gqa, extra):
-    """(rows, options): query, key, value and mask with four axes each, and what is asked of them."""
+    """(rows, options): query, key, value and mask with four axes each, and what is asked of them. enable_gqa is a bool."""
     q, k, v, mask = given
     check_inputs((q, k, v) if mask is None else given)
     q, k, v = autocast(q, k, v)
     if not (k.dtype == q.dtype == v.dtype):
         raise invalid("Expected query, key, and value to have the same dtype, but got query.dtype: %s key.dtype: %s "
                       "and value.dtype: %s instead." % (q.dtype, k.dtype, v.dtype))
-    if mask is not None:
-        check_mask(mask, q.dtype, is_causal and extra.causal_align is None)
-    if dropout_p < 0.0 or dropout_p > 1.0:
-        raise invalid("dropout probability has to be between 0 and 1, but got %s" % dropout_p)
-    if extra.causal_align not in _ALIGNED:
-        raise invalid("ffpa: causal_align=%r is neither 'top_left' nor 'bottom_right'" % (extra.causal_align,))
-    if extra.window is not None and extra.causal_align == "top_left" and not is_causal and q.shape[-2] != k.shape[-2]:
-        raise unsupported("ffpa: window=%s with causal_align='top_left' needs is_causal=True where query and key have "
-                          "different lengths" % (extra.window,))
-    if is_regular(q.shape, k.shape, v.shape, enable_gqa):
+    memory.check_dtype("query", q)
+    if mask is not None and mask.dtype not in (torch.bool, torch.float32, q.dtype):
+        raise invalid("Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: "
+                      "%s and  query.dtype: %s instead." % (mask.dtype, q.dtype))
+    options = options_of(extra, dropout_p, is_causal, scale, mask is not None, (q.shape[-2], k.shape[-2]))
+    if is_regular(q.shape, k.shape, v.shape, enable_gqa) and (mask is None or mask.dim() <= 4):
         rows = (q, k, v, mask if mask is None or mask.dim() == 4 else as_4d(mask))
     else:
         rows = broadcast(q, k, v, mask, enable_gqa)
-    return rows, Options(scale, _ALIGNED[extra.causal_align] if is_causal else _abi.FFPA_CAUSAL_NONE, extra.window,
-                         extra.softcap, dropout_p, extra.deterministic, extra.forward_backend, extra.backward_backend)
+    return rows, options
 
 
 def attention(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa, extra):
     """`extra` is a _attention.Extra: the options that PyTorch does not have."""
-    given = (q, k, v, mask)
+    given, enable_gqa = (q, k, v, mask), flag("enable_gqa", enable_gqa)
     rows, options = prepare(given, dropout_p, is_causal, scale, enable_gqa, extra)
     o, lse = with_backend(rows, extra.sink, extra.alibi, options, extra.return_lse)
     if not is_compiling() and options.forward_backend in BACKENDS and all(a is b for a, b in zip(given, rows)) \
-            and not dropout_p and extra.sink is None is extra.alibi and is_plain(given):
-        call = (is_causal, scale, enable_gqa, *extra[:3], *extra[6:9], extra.return_lse)  # as ffpa_attn_func has it
+            and not options.dropout_p and extra.sink is None is extra.alibi and is_plain(given):
+        call = (bool(is_causal), options.scale, enable_gqa, extra.causal_align, options.window, options.softcap,
+                options.deterministic, options.forward_backend, options.backward_backend, extra.return_lse)
         _torch_fast.remember(given, call, options)
-    if q.dim() != 4 or o.shape[:2] != q.shape[:2]:
+    if not q.dim() == k.dim() == v.dim() == 4:
         o, lse = unbroadcast(o, lse, q, k, v)
     return (o, lse.squeeze(-1)) if extra.return_lse else o
 
 
-def ask(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa, extra, backward):
-    """(status, report) of the library on a call that is not made."""
+def question_of(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa, extra, backward):
+    """Backend's name -> (status, report) of the library on a call that is not made."""
+    enable_gqa = flag("enable_gqa", enable_gqa)
     rows, options = prepare((query, key, value, mask), dropout_p, is_causal, scale, enable_gqa, extra)
     sink, alibi = (per_head(name, getattr(extra, name), query.device) for name in ("sink", "alibi"))
-    rng = torch.zeros(2, dtype=torch.int64, device=query.device) if dropout_p else None  # no draw for a question
-    tensors = Tensors(*rows, alibi, sink, rng)
-    return _run.ask(memory, tensors, options, backward)
+    rng = torch.zeros(2, dtype=torch.int64, device=query.device) if options.dropout_p else None  # no draw for a question
+    return _run.question_of(memory, Tensors(*rows, alibi, sink, rng), options, backward)
+
+
+def merge(out_a, lse_a, out_b, lse_b):
+    """As _attention.merge, whose arguments it names."""
+    parts = (out_a, lse_a, out_b, lse_b)
+    for name, t, axes in zip(("out_a", "lse_a", "out_b", "lse_b"), parts, (4, 3, 4, 3)):
+        memory.check_plain(name, t, None if t is out_a else out_a.device)
+        memory.check_dtype(name, t)
+        if t.dim() != axes:
+            raise invalid("ffpa: %s.shape=%s must have %d axes" % (name, tuple(t.shape), axes))
+        if t.requires_grad and torch.is_grad_enabled():
+            raise unsupported("ffpa: %s.requires_grad is set; merge has no gradient: call it under torch.no_grad()" % name)
+    out_a, lse_a, out_b, lse_b = (out_a, lse_a.unsqueeze(-1), out_b, lse_b.unsqueeze(-1))
+    if is_compiling() or not is_plain(parts):
+        _torch_ops.require()
+        out, lse = torch.ops.ffpa.merge(out_a, lse_a, out_b, lse_b)
+    else:
+        out, lse = _run.merge(memory, out_a, lse_a, out_b, lse_b)
+    return out, lse.squeeze(-1)
 
 
 def is_regular(q, k, v, enable_gqa):
@@ -73,14 +87,6 @@ def check_inputs(inputs):
         elif t.dim() < 2 and name != "attn_mask":
             raise invalid("Expected query, key, and value to all be  at least 2 dimensional, but got query.dim: %d, "
                           "key.dim: %d and value.dim: %d instead." % tuple(x.dim() for x in inputs[:3]))
-
-
-def check_mask(mask, dtype, causal_too):
-    if mask.dtype not in (torch.bool, torch.float32, dtype):
-        raise invalid("Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: "
-                      "%s and  query.dtype: %s instead." % (mask.dtype, dtype))
-    if causal_too:
-        raise invalid("Explicit attn_mask should not be set when is_causal=True (causal_align=... permits both)")
 
 
 def autocast(q, k, v):
@@ -106,30 +112,20 @@ def broadcast(q, k, v, mask, enable_gqa):
     q, k, v = (t.reshape((1,) * (dims - t.dim()) + tuple(t.shape)) for t in (q, k, v))
     try:
         lead = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
-        heads = _heads(q.shape[-3], k.shape[-3], v.shape[-3], enable_gqa)
+        heads = heads_of(q.shape[-3], k.shape[-3], v.shape[-3], enable_gqa)
     except RuntimeError as error:
         if isinstance(error, FfpaError):
             raise
         raise invalid("ffpa: the batch axes of query %s, key %s and value %s do not broadcast" % (
             tuple(q.shape), tuple(k.shape), tuple(v.shape))) from None
-    if mask is not None and mask.dim() > 4:
+    if mask is not None and (mask.dim() > 4 or dims > 4 and mask.dim() == 4):
+        own = mask.shape[:-3]
+        if len(own) > len(lead) or any(n not in (1, full) for n, full in zip(reversed(own), reversed(lead))):
+            raise invalid("ffpa: attn_mask.shape=%s does not broadcast to query, key and value, whose batch axes are %s" % (
+                tuple(mask.shape), tuple(lead)))
         mask = mask.expand(lead + tuple(mask.shape[-3:]))
     q, k, v = (_with_heads(t, lead, h) for t, h in zip((q, k, v), heads))
     return as_4d(q), as_4d(k), as_4d(v), None if mask is None else as_4d(mask)
-
-
-def _heads(hq, hk, hv, enable_gqa):
-    """Head counts to expand to. One key head serves all query heads as it is; so do groups, when enabled."""
-    if enable_gqa:
-        if 0 in (hk, hv) or hq % hk or hq % hv:
-            raise invalid("Number of heads in key and value must divide the number of heads in query: query has %d "
-                          "heads, key %d, value %d" % (hq, hk, hv))
-        shared = hk if hk == hv else hq
-        return hq, shared, shared
-    full = max(hq, hk, hv) if 0 not in (hq, hk, hv) else 0
-    if any(h not in (1, full) for h in (hq, hk, hv)):
-        raise invalid("ffpa: query has %d heads, key %d, value %d; pass enable_gqa=True to share key heads" % (hq, hk, hv))
-    return (full, 1, 1) if hk == hv == 1 else (full, full, full)
 
 
 def _with_heads(t, lead, heads):
@@ -160,6 +156,7 @@ def per_head(name, t, device):
     if t is None:
         return None
     memory.check_plain(name, t, device)
+    memory.check_dtype(name, t)
     t = t.float()
     if t.dim() == 1:
         return t.reshape(1, -1, 1, 1)
@@ -173,25 +170,24 @@ def with_backend(rows, sink, alibi, options, want_lse):
     """Run on the backends named, in their order; the next one only where one says it does not do this."""
     q, k, v, mask = rows
     sink, alibi = per_head("sink", sink, q.device), per_head("alibi", alibi, q.device)
-    if "," not in options.forward_backend and options.forward_backend != "sdpa":
-        return attend(Tensors(q, k, v, mask, alibi, sink, random_state(options.dropout_p, q.device)), options)
-    names = options.forward_backend.split(",")
-    for name in names:
-        chosen = options._replace(forward_backend=name.strip())
-        try:
-            if chosen.forward_backend == "sdpa":
-                return _pytorch(Tensors(q, k, v, mask, alibi, sink), chosen, want_lse)
-            return attend(Tensors(q, k, v, mask, alibi, sink, random_state(options.dropout_p, q.device)), chosen)
-        except FfpaError as error:
-            if error.status not in (_abi.FFPA_E_UNSUPPORTED, _abi.FFPA_E_NO_DEVICE) or name == names[-1]:
-                raise
+
+    def attempt(name):
+        chosen = options._replace(forward_backend=name)
+        if name == "sdpa":
+            return _pytorch(Tensors(q, k, v, mask, alibi, sink), chosen, want_lse)
+        if mask is not None and mask.dtype == torch.float64:
+            raise unsupported("ffpa: attn_mask.dtype=torch.float64 is none of bool, float32, float16, bfloat16")
+        if is_compiling() and q.dtype == torch.float64 and name != options.forward_backend and name != "reference":
+            raise unsupported("ffpa: query.dtype=torch.float64 is for forward_backend='reference'")  # not seen before it runs
+        return attend(Tensors(q, k, v, mask, alibi, sink, random_state(options.dropout_p, q.device)), chosen)
+    return first_that_can(options.forward_backend, attempt)
 
 
 def _pytorch(tensors, options, want_lse):
     """PyTorch's own attention, because the caller named it."""
     if want_lse:
         raise unsupported("ffpa: backend 'sdpa' was asked for, but PyTorch's attention has no lse")
-    if options.backward_backend not in ("auto", "sdpa"):
+    if not {"auto", "sdpa"} & set(options.backward_backend.split(",")):
         raise invalid("ffpa: backward_backend=%r cannot follow forward_backend='sdpa', which keeps no lse" % (
             options.backward_backend,))
     check_sdpa_knows(tensors, options)

@@ -1,12 +1,15 @@
 """Attention over PyTorch tensors, and its gradient. Two ways to the same library calls: straight from here for
 plain tensors, or through the dispatcher (_torch_ops.py) while something traces, transforms or fakes."""
 import torch
-from torch.autograd.function import once_differentiable
+from torch.autograd import forward_ad
 
 from . import _run, _torch_memory as memory
 from ._library import unsupported
 from ._problem import Tensors
+from ._rules import first_that_can
 
+NO_FORWARD_MODE = "attention has no forward-mode derivative here (torch.func.jvp, forward_ad)"
+NO_SECOND = "ffpa: attention has no second derivative"
 SDPA = torch._C._nn.scaled_dot_product_attention  # PyTorch's own, whatever F.scaled_dot_product_attention is by now
 
 _GRADIENTS = ("q", "k", "v", "mask", "sink")
@@ -26,18 +29,25 @@ def is_transformed():
     return _transforms() is not None
 
 
-def is_plain(tensors):
-    """True when tensors are just memory: no subclass, no lazy negation, and no mode, transform or tracer looks on."""
+def is_bare(tensors):
+    """True when tensors are just memory: no subclass, no lazy negation, no function transform."""
     for t in tensors:
-        if t is not None and (type(t) not in _PLAIN or is_neg(t)):
+        if t is not None and (type(t) not in _PLAIN or is_neg(t) or t.is_meta):
             return False
-    return not (_modes() or _transforms() or _tracing())
+    return not _transforms()
+
+
+def is_plain(tensors):
+    """Bare, and no mode, tracer or forward-mode derivative looks on."""
+    return is_bare(tensors) and not (_modes() or _tracing() or forward_ad._current_level >= 0)
 
 
 def attend(tensors, options):
     """(o, lse) with gradients; lse is [B, H, N, 1]."""
     if is_compiling() or not is_plain(tensors):
         from . import _torch_ops
+        if not is_compiling():
+            refuse_tangents(tensors)
         return _torch_ops.attend(tensors, options)
     if torch.is_grad_enabled():
         for t in tensors:
@@ -69,18 +79,33 @@ class Attention(_Function):
         return o, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dout, dlse=None):
         o, lse, *inputs = ctx.saved_tensors
         needs = ctx.needs_input_grad
         wanted = tuple(["d" + name for name, at in _POSITIONS if at < len(needs) and needs[at]])
         result = [None] * len(needs)
         if wanted and (dout is not None or dlse is not None):
-            found = gradients(Tensors(*inputs), ctx.options, o, lse, dout, dlse, wanted)
+            with torch.no_grad():
+                found = gradients(Tensors(*inputs), ctx.options, o, lse, dout, dlse, wanted)
+            if torch.is_grad_enabled():  # create_graph=True
+                found = dict(zip(wanted, NoSecondDerivative.apply(len(wanted), *[found[name] for name in wanted], dout, dlse,
+                                                                  *inputs)))
             for name, at in _POSITIONS:
                 if "d" + name in found:
                     result[at] = found["d" + name]
         return tuple(result)
+
+
+class NoSecondDerivative(_Function):
+    """The first of `tensors`, so many, as results of all of them: a second derivative fails, and is not taken for zero."""
+
+    @staticmethod
+    def forward(ctx, count, *tensors):
+        return tuple([t.detach() for t in tensors[:count]])
+
+    @staticmethod
+    def backward(ctx, *unused):
+        raise unsupported(NO_SECOND)
 
 
 def refuse_gradients(tensors):
@@ -92,13 +117,22 @@ def refuse_gradients(tensors):
                 raise unsupported("ffpa: %s.requires_grad is set; attention over a KV cache has no gradient" % name)
 
 
+def refuse_tangents(tensors):
+    """Under torch.autograd.forward_ad; transforms meet the jvp() in _torch_ops.py."""
+    for name, t in zip(Tensors._fields, tensors):
+        if t is not None and forward_ad._current_level >= 0 and not is_transformed() and t.is_floating_point() \
+                and forward_ad.unpack_dual(t).tangent is not None:
+            raise unsupported("ffpa: %s has a tangent, and %s" % (name, NO_FORWARD_MODE))
+
+
 def gradients(tensors, options, o, lse, dout, dlse, wanted):
-    if options.backward_backend == "sdpa":
-        return _sdpa_gradients(tensors, options, dout, dlse, wanted)
-    if dout is None:
-        dout = o.new_zeros(()).expand(o.shape)
-    dout, dlse = dout.resolve_neg(), None if dlse is None else dlse.resolve_neg()
-    return _run.backward(memory, tensors, options, (o, lse, dout, dlse), wanted)
+    def attempt(name):
+        if name == "sdpa":
+            return _sdpa_gradients(tensors, options, dout, dlse, wanted)
+        chosen = options if name == options.backward_backend else options._replace(backward_backend=name)
+        upstream = o.new_zeros(()).expand(o.shape) if dout is None else dout.resolve_neg()
+        return _run.backward(memory, tensors, chosen, (o, lse, upstream, None if dlse is None else dlse.resolve_neg()), wanted)
+    return first_that_can(options.backward_backend, attempt)
 
 
 def _sdpa_gradients(tensors, options, dout, dlse, wanted):

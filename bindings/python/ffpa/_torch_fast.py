@@ -43,6 +43,11 @@ class Entry:
         return found
 
 
+def overridden(tensors):
+    """Whether __torch_function__ of something wants to see the call, as it would see PyTorch's."""
+    return not is_compiling() and torch.overrides.has_torch_function(tensors)
+
+
 def remember(given, call, options):
     """A call that the general way took as it is: four axes each, no broadcasting, one backend of the library."""
     _known.put(key_of(*given, call), Entry(options))

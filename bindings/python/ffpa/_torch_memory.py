@@ -4,7 +4,7 @@ import functools
 import torch
 
 from . import _abi
-from ._library import invalid, unsupported
+from ._library import invalid, unsupported, wrong_type
 from ._problem import Layout
 
 CODES = {
@@ -12,6 +12,7 @@ CODES = {
     torch.float64: _abi.FFPA_F64, torch.bool: _abi.FFPA_BOOL, torch.int32: _abi.FFPA_I32, torch.int64: _abi.FFPA_I64,
 }
 _DTYPES = {code: dtype for dtype, code in CODES.items()}
+_FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 # The current stream as a number, without making an object: what generated code calls, too.
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -72,15 +73,22 @@ def work_maker(size, like):
     return make
 
 
-def check_plain(name, t, device):
-    """What cannot be told from a layout, said by the argument's name."""
+def check_dtype(name, t):
+    if t.dtype not in _FLOATING:
+        raise unsupported("ffpa: %s.dtype=%s is none of %s" % (name, t.dtype, ", ".join(str(d) for d in _FLOATING)))
+
+
+def check_plain(name, t, device=None):
+    """What cannot be told from a layout, said by the argument's name. Without a device, any that the library knows."""
     if not isinstance(t, torch.Tensor):
-        raise invalid("ffpa: %s is a %s, not a torch.Tensor" % (name, type(t).__name__))
+        raise wrong_type("ffpa: %s is a %s, not a torch.Tensor" % (name, type(t).__name__))
     if t.is_nested:
         raise unsupported("ffpa: %s is a nested tensor; pass packed sequences to ffpa_attn_varlen_func" % name)
     if t.layout is not torch.strided:
         raise unsupported("ffpa: %s has layout %s; it must be strided" % (name, t.layout))
     if t.device.type == "meta":
         raise unsupported("ffpa: %s is on the meta device, which holds no data" % name)
-    if t.device != device:
+    if device is None:
+        device_code(t)
+    elif t.device != device:
         raise invalid("ffpa: %s is on %s, query on %s; they must be on one device" % (name, t.device, device))

@@ -8,7 +8,7 @@ from torch import Tensor
 from . import _run, _torch_memory as memory
 from ._library import unsupported
 from ._problem import Options, Tensors
-from ._torch_autograd import gradients, is_compiling, is_transformed, refuse_gradients
+from ._torch_autograd import NO_FORWARD_MODE, NO_SECOND, gradients, is_compiling, is_transformed, refuse_gradients
 
 AVAILABLE = hasattr(torch.library, "custom_op")  # PyTorch 2.4
 
@@ -78,6 +78,15 @@ def _backward_fake(dout, dlse, o, lse, wanted, q, k, v, mask, alibi, sink, *rest
             for name in wanted.split(",")]
 
 
+@_custom_op("ffpa::merge", mutates_args=())
+def merge(o_a: Tensor, lse_a: Tensor, o_b: Tensor, lse_b: Tensor) -> Tuple[Tensor, Tensor]:
+    return _run.merge(memory, o_a, lse_a, o_b, lse_b)
+
+
+def _merge_fake(o_a, lse_a, o_b, lse_b):
+    return o_a.new_empty(o_a.shape), lse_a.new_empty(lse_a.shape)
+
+
 def _setup_context(ctx, inputs, output):
     tensors = Tensors(*inputs[:9])
     refuse_gradients(tensors)
@@ -129,14 +138,10 @@ def _fold(tensors, dims, size):
     return tensors._replace(**folded), batch
 
 
-def _unfolded(t, size):
-    return t.unflatten(0, (size, t.shape[0] // size))
-
-
 def _forward_vmap(info, in_dims, *arguments):
-    tensors, _ = _fold(Tensors(*arguments[:9]), in_dims, info.batch_size)
+    tensors, batch = _fold(Tensors(*arguments[:9]), in_dims, info.batch_size)
     o, lse = torch.ops.ffpa.forward(*tensors[:9], *arguments[9:])
-    return (_unfolded(o, info.batch_size), _unfolded(lse, info.batch_size)), (0, 0)
+    return tuple(t.unflatten(0, (info.batch_size, batch)) for t in (o, lse)), (0, 0)
 
 
 def _backward_vmap(info, in_dims, dout, dlse, o, lse, wanted, *arguments):
@@ -146,13 +151,19 @@ def _backward_vmap(info, in_dims, dout, dlse, o, lse, wanted, *arguments):
     folded, batch = _fold(tensors, dims, size)
     results = [_folded(t, dim, size, batch) for t, dim in zip((dout, dlse, o, lse), in_dims)]
     found = torch.ops.ffpa.backward(*results, wanted, *folded[:9], *arguments[9:])
-    return [_unfolded(t, size) for t in found], [0] * len(found)
+    return [t.unflatten(0, (size, batch)) for t in found], [0] * len(found)
+
+
+def _no_second(ctx, *unused):
+    raise unsupported(NO_SECOND)
 
 
 if AVAILABLE:
     forward.register_fake(_forward_fake)
     backward.register_fake(_backward_fake)
+    merge.register_fake(_merge_fake)
     forward.register_autograd(_gradient, setup_context=_setup_context)
+    backward.register_autograd(_no_second)
     if hasattr(torch.library, "register_vmap"):
         torch.library.register_vmap("ffpa::forward", _forward_vmap)
         torch.library.register_vmap("ffpa::backward", _backward_vmap)
@@ -183,6 +194,10 @@ class Transformed(torch.autograd.Function):
                 result[1 + _INPUTS[name]] = gradient
         return tuple(result)
 
+    @staticmethod
+    def jvp(ctx, *unused):
+        raise unsupported("ffpa: " + NO_FORWARD_MODE)
+
 
 class TransformedBackward(torch.autograd.Function):
     generate_vmap_rule = True
@@ -196,14 +211,22 @@ class TransformedBackward(torch.autograd.Function):
         pass
 
     @staticmethod
-    def backward(ctx, *gradients):
-        raise unsupported("ffpa: attention has no second derivative")
+    def backward(ctx, *unused):
+        raise unsupported(NO_SECOND)
+
+    @staticmethod
+    def jvp(ctx, *unused):
+        raise unsupported("ffpa: " + NO_FORWARD_MODE)
 
 
-def attend(tensors, options):
+def require():
     if not AVAILABLE:
         raise unsupported("ffpa: torch.compile, function transforms and tensor subclasses need PyTorch 2.4 or newer; "
                           "this is %s" % torch.__version__)
+
+
+def attend(tensors, options):
+    require()
     if not is_compiling() and is_transformed():
         return Transformed.apply(_arguments(options), *tensors[:9])
     return torch.ops.ffpa.forward(*tensors[:9], *_arguments(options))

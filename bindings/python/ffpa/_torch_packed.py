@@ -1,18 +1,22 @@
 """Packed sequences and KV caches over PyTorch tensors."""
 import torch
 
-from . import _abi, _run, _torch_memory as memory
-from ._library import invalid, unsupported
-from ._problem import Options, Tensors
-from ._torch_attention import _ALIGNED, autocast, per_head, random_state
-from ._torch_autograd import attend, refuse_gradients
+from . import _run, _torch_memory as memory
+from ._library import invalid, unsupported, wrong_type
+from ._problem import Tensors
+from ._rules import first_that_can, options_of
+from ._torch_attention import autocast, per_head, random_state
+from ._torch_autograd import attend, is_bare, refuse_gradients
 
 
-def _rows(name, t, device, axes):
-    memory.check_plain(name, t, device)
-    if t.dim() != axes:
-        raise invalid("ffpa: %s.shape=%s must have %d axes" % (name, tuple(t.shape), axes))
-    return t
+def _rows(names, tensors, axes):
+    """All on the device of the first."""
+    for name, t in zip(names, tensors):
+        memory.check_plain(name, t, None if t is tensors[0] else tensors[0].device)
+        memory.check_dtype(name, t)
+        if t.dim() != axes:
+            raise invalid("ffpa: %s.shape=%s must have %d axes" % (name, tuple(t.shape), axes))
+    return tensors
 
 
 def _offsets(name, t, device):
@@ -25,27 +29,27 @@ def _offsets(name, t, device):
     return t.contiguous()
 
 
-def _aligned(extra, causal):
-    if extra.causal_align not in _ALIGNED:
-        raise invalid("ffpa: causal_align=%r is neither 'top_left' nor 'bottom_right'" % (extra.causal_align,))
-    return _ALIGNED[extra.causal_align] if causal else _abi.FFPA_CAUSAL_NONE
-
-
 def varlen(rows, offsets, longest, dropout_p, causal, scale, extra):
-    device = rows[0].device
-    q, k, v = autocast(*[_rows(name, t, device, 3) for name, t in zip(("query", "key", "value"), rows)])
+    q, k, v = autocast(*_rows(("query", "key", "value"), rows, 3))
+    device = q.device
     cu_q, cu_k = (_offsets(name, t, device) for name, t in zip(("cu_seqlens_q", "cu_seqlens_k"), offsets))
     if cu_q is None or cu_k is None:
         raise invalid("ffpa: cu_seqlens_q and cu_seqlens_k are both required")
     if cu_q.shape != cu_k.shape:
         raise invalid("ffpa: cu_seqlens_q has %d offsets and cu_seqlens_k %d" % (cu_q.shape[0], cu_k.shape[0]))
-    if "sdpa" in extra.forward_backend or "," in extra.forward_backend:
-        raise unsupported("ffpa: forward_backend=%r: PyTorch's attention has no packed sequences" % extra.forward_backend)
+    for name, most in zip(("max_seqlen_q", "max_seqlen_k"), longest):
+        if not isinstance(most, (int, torch.SymInt)):
+            raise wrong_type("ffpa: %s is a %s, not an int" % (name, type(most).__name__))
+    options = options_of(extra, dropout_p, causal, scale)._replace(max_q=longest[0], max_k=longest[1], batch=cu_q.shape[0] - 1)
     q, k, v = (t.transpose(0, 1).unsqueeze(0) for t in (q, k, v))  # [1, H, total, D]
     sink, alibi = per_head("sink", extra.sink, device), per_head("alibi", extra.alibi, device)
-    options = Options(scale, _aligned(extra, causal), extra.window, extra.softcap, dropout_p, extra.deterministic,
-                      extra.forward_backend, extra.backward_backend, longest[0], longest[1], cu_q.shape[0] - 1)
-    o, lse = attend(Tensors(q, k, v, None, alibi, sink, random_state(dropout_p, device), cu_q, cu_k), options)
+
+    def attempt(name):
+        if name == "sdpa":
+            raise unsupported("ffpa: forward_backend='sdpa': PyTorch's attention has no packed sequences")
+        rng = random_state(options.dropout_p, device)
+        return attend(Tensors(q, k, v, None, alibi, sink, rng, cu_q, cu_k), options._replace(forward_backend=name))
+    o, lse = first_that_can(options.forward_backend, attempt)
     o = o.squeeze(0).transpose(0, 1)
     return (o, lse[0, :, :, 0]) if extra.return_lse else o
 
@@ -53,14 +57,21 @@ def varlen(rows, offsets, longest, dropout_p, causal, scale, extra):
 def with_cache(rows, new, index, causal, scale, extra):
     """Over a KV cache, forward only. rows: q [B, Nq, Hq, D], caches [entries, capacity, Hk, D] or pages; new: k and v
     to append, or (None, None); index: lengths, batch_index, block_table."""
-    device = rows[0].device
-    names = ("q", "k_cache", "v_cache")
-    q, k, v = (_rows(name, t, device, 4).transpose(1, 2) for name, t in zip(names, rows))
-    k_new, v_new = (None if t is None else _rows(name, t, device, 4).transpose(1, 2) for name, t in zip("kv", new))
+    if (new[0] is None) != (new[1] is None):
+        raise invalid("ffpa: k and v are appended together; %s is missing" % ("k" if new[0] is None else "v"))
+    given = _rows(("q", "k_cache", "v_cache", "k", "v"), rows if new[0] is None else rows + new, 4)
+    if not is_bare(given):
+        raise unsupported("ffpa: attention over a KV cache takes plain tensors: no subclasses, fake tensors, lazy negation, "
+                          "or function transforms")
+    q, k, v, k_new, v_new = (*[t.transpose(1, 2) for t in given], None, None)[:5]
+    device = q.device
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, k_new, v_new)):
         raise unsupported("ffpa: attention over a KV cache has no gradient; call it under torch.no_grad()")
     lengths, batch_index = (_offsets(name, t, device) for name, t in zip(("cache_seqlens", "cache_batch_idx"), index))
     table = index[2]
+    for name, t in zip(("cache_seqlens", "cache_batch_idx", "block_table"), (lengths, batch_index, table)):
+        if t is not None and t.shape[:1] != q.shape[:1]:
+            raise invalid("ffpa: %s has %d entries and q %d sequences" % (name, t.shape[0], q.shape[0]))
     if table is not None:
         memory.check_plain("block_table", table, device)
         if table.dim() != 2 or table.dtype not in (torch.int32, torch.int64) or table.stride(1) != 1:
@@ -68,7 +79,5 @@ def with_cache(rows, new, index, causal, scale, extra):
     tensors = Tensors(q, k, v, alibi=per_head("alibi", extra.alibi, device), sink=per_head("sink", extra.sink, device),
                       lengths=lengths, batch_index=batch_index, block_table=table, k_new=k_new, v_new=v_new)
     refuse_gradients(tensors)
-    options = Options(scale, _aligned(extra, causal), extra.window, extra.softcap, 0.0, extra.deterministic,
-                      extra.forward_backend, extra.backward_backend)
-    o, lse = _run.forward(memory, tensors, options)
+    o, lse = _run.forward(memory, tensors, options_of(extra, 0.0, causal, scale))
     return o.transpose(1, 2), lse.squeeze(-1)

@@ -3,13 +3,17 @@
 import torch
 
 from ._attention import Extra
-from ._library import invalid, unsupported
+from ._library import invalid, unsupported, wrong_type
 from ._torch_attention import attention
+from ._torch_memory import check_plain
 from ._torch_packed import varlen, with_cache
 
 
 def _extra(causal, window_size, softcap, alibi_slopes, deterministic):
-    left, right = window_size
+    try:
+        left, right = window_size
+    except (TypeError, ValueError):
+        raise wrong_type("ffpa.flash_attn: window_size=%r is not a pair (left, right)" % (window_size,)) from None
     window = None if left < 0 and (right < 0 or causal) else (left, right)
     return Extra("bottom_right", window, softcap, None, alibi_slopes, True, deterministic, "auto", "auto")
 
@@ -32,7 +36,9 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, wi
     """q [B, Nq, Hq, D], k and v [B, Nk, Hk, D]; causal and windows are bottom-right. With return_attn_probs also the
     lse [B, Hq, Nq] and None."""
     for name, t in zip("qkv", (q, k, v)):
-        if not isinstance(t, torch.Tensor) or t.dim() != 4:
+        if not isinstance(t, torch.Tensor):
+            raise wrong_type("ffpa.flash_attn: %s is a %s, not a torch.Tensor" % (name, type(t).__name__))
+        if t.dim() != 4:
             raise invalid("ffpa.flash_attn: %s must be a tensor [batch, rows, heads, D]" % name)
     extra = _extra(causal, window_size, softcap, alibi_slopes, deterministic)
     out, lse = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), None, dropout_p, causal, softmax_scale,
@@ -59,6 +65,8 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None
     are appended at cache_seqlens first. num_splits is a hint that this library does without."""
     _refuse(rotary_cos=(rotary_cos is not None or rotary_sin is not None, "rotary embedding is not part of this call"),
             cache_leftpad=(cache_leftpad is not None, "left padding of a cache"))
+    for name, t in (("q", q), ("k_cache", k_cache)):
+        check_plain(name, t)
     if cache_seqlens is None:
         if block_table is not None or k is not None:
             raise invalid("ffpa.flash_attn: cache_seqlens is required with block_table and with k")

@@ -3,8 +3,6 @@
     ffpa.register_transformers()    then AutoModel.from_pretrained(..., attn_implementation="ffpa")
     ffpa.register_diffusers()       then model.set_attention_backend("ffpa")
 """
-import torch
-
 from ._attention import ffpa_attn_func
 from ._library import unsupported
 
@@ -29,6 +27,7 @@ def transformers_attention(module, query, key, value, attention_mask, dropout=0.
 def _with_bias(mask, bias):
     if mask is None:
         return bias
+    import torch
     return torch.where(mask, bias, float("-inf")) if mask.dtype == torch.bool else mask + bias
 
 

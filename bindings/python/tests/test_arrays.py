@@ -162,6 +162,31 @@ def test_dlpack():
     assert numpy.array_equal(ffpa.ffpa_attn_func(Foreign(q[0, 0]), k[0, 0], v[0, 0]), expected[0, 0])
 
 
+class Bare:
+    """As little as an exporter needs: no shape, and of an older version of the protocol."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, stream=None):
+        return self.array.__dlpack__(stream=stream)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_dlpack_of_read_only_and_of_bare_exporters():
+    q = numpy.random.default_rng(0).standard_normal((1, 2, 7, 24), dtype="f4")
+    expected, fixed = ffpa.ffpa_attn_func(q, q, q), q.copy()
+    fixed.flags.writeable = False
+    assert numpy.array_equal(ffpa.ffpa_attn_func(fixed, fixed, fixed), expected)
+    assert numpy.array_equal(ffpa.ffpa_attn_func(Bare(q), Bare(q), Bare(q)), expected)
+    if tuple(map(int, numpy.__version__.split(".")[:2])) >= (2, 1):  # before, NumPy cannot say that an array is read-only
+        assert numpy.array_equal(ffpa.ffpa_attn_func(Foreign(fixed), Foreign(fixed), Foreign(fixed)), expected)
+    with pytest.raises(ffpa.FfpaError, match="key cannot be borrowed"):
+        ffpa.ffpa_attn_func(q, Bare(fixed), q)
+
+
 def test_dlpack_from_elsewhere_names_the_argument():
     class Far(Foreign):
         def __dlpack_device__(self):
@@ -174,7 +199,7 @@ def test_dlpack_from_elsewhere_names_the_argument():
 BAD = [
     ("key has another D", dict(key=numpy.ones((1, 2, 4, 9), "f4")), r"k\.shape\[3\]"),
     ("heads do not divide", dict(key=numpy.ones((1, 3, 4, 8), "f4"), value=numpy.ones((1, 3, 4, 8), "f4"), enable_gqa=True),
-     r"Hk=3 \(k\.shape\[1\]\)"),
+     "query has 2 heads, key 3"),
     ("heads without leave", dict(query=numpy.ones((1, 4, 4, 8), "f4")), "enable_gqa"),
     ("one axis", dict(query=numpy.ones(8, "f4")), r"query\.shape=\(8,\)"),
     ("dtypes differ", dict(key=numpy.ones((1, 2, 4, 8), "f2")), r"k\.dtype"),
@@ -190,6 +215,15 @@ BAD = [
     ("unknown backend", dict(forward_backend="warp9"), "backend=cuda/warp9"),
     ("sink of other heads", dict(sink=numpy.ones(3, "f4")), "sink"),
     ("PyTorch's backend", dict(forward_backend="sdpa"), "sdpa"),
+    ("masked array", dict(value=numpy.ma.masked_array(numpy.ones((1, 2, 4, 8), "f4"), True)), "value is a masked array"),
+    ("batches do not broadcast", dict(query=numpy.ones((2, 2, 4, 8), "f4"), key=numpy.ones((3, 2, 4, 8), "f4")), "broadcast"),
+    ("five axes", dict(query=numpy.ones((1, 1, 2, 4, 8), "f4")), r"query\.shape=\(1, 1, 2, 4, 8\)"),
+    ("complex sink", dict(sink=numpy.ones(2, "c8")), r"sink\.dtype=complex64"),
+    ("sink of two axes", dict(sink=numpy.ones((1, 2), "f4")), r"sink\.shape=\(1, 2\)"),
+    ("slopes of three axes", dict(alibi=numpy.ones((1, 2, 1), "f4")), r"alibi\.shape=\(1, 2, 1\)"),
+    ("window without a centre", dict(key=numpy.ones((1, 2, 9, 8), "f4"), value=numpy.ones((1, 2, 9, 8), "f4"), window=(1, 1),
+                                     causal_align="top_left"), "window"),
+    ("a name that is empty", dict(forward_backend="auto,"), "forward_backend='auto,'"),
 ]
 
 
@@ -198,3 +232,83 @@ def test_bad_input_names_the_argument(change, sentence):
     call = {name: numpy.ones((1, 2, 4, 8), "f4") for name in ("query", "key", "value")}
     with pytest.raises(ffpa.FfpaError, match=sentence):
         ffpa.ffpa_attn_func(**dict(call, **change))
+
+
+WRONG_TYPES = [("scale", "0.5"), ("scale", 1j), ("scale", numpy.ones(2)), ("dropout_p", None), ("softcap", "2"), ("window", 5),
+               ("window", (1,)), ("window", (1.5, 2)), ("is_causal", "yes"), ("is_causal", None), ("enable_gqa", 2),
+               ("return_lse", "no"), ("deterministic", []), ("forward_backend", None), ("backward_backend", 5), ("query", [1.0]),
+               ("attn_mask", True), ("sink", [1.0, 2.0]), ("alibi", 3.0), ("key", None)]
+
+
+@pytest.mark.parametrize("name, value", WRONG_TYPES, ids=["%s=%r" % w for w in WRONG_TYPES])
+def test_wrong_types_name_the_argument(name, value):
+    call = {name: numpy.ones((1, 2, 4, 8), "f4") for name in ("query", "key", "value")}
+    with pytest.raises(TypeError, match=name) as caught:
+        ffpa.ffpa_attn_func(**dict(call, **{name: value}))
+    assert isinstance(caught.value, ffpa.FfpaError)
+
+
+def test_numbers_of_any_kind_are_numbers():
+    q = numpy.random.default_rng(0).standard_normal((1, 1, 6, 8), dtype="f4")
+    plain = ffpa.ffpa_attn_func(q, q, q, is_causal=True, scale=2.0, window=(2, 0), softcap=3.0)
+    same = ffpa.ffpa_attn_func(q, q, q, is_causal=numpy.bool_(True), scale=numpy.array(2), window=[numpy.int64(2), 0],
+                               softcap=numpy.float32(3))
+    assert numpy.array_equal(same, plain)
+    wide = ffpa.ffpa_attn_func(q, q, q, window=(2**70, -2**70))
+    assert numpy.array_equal(wide, ffpa.ffpa_attn_func(q, q, q))
+
+
+@pytest.mark.parametrize("q, k, v", [((1, 4), (2, 4), (2, 4)), ((2, 4), (1, 4), (2, 4)), ((2, 1), (1, 4), (2, 4)),
+                                     ((2, 4), (1, 1), (2, 1)), ((2, 4), (2, 4), (1, 1))])
+def test_broadcasting(q, k, v):
+    random = numpy.random.default_rng(4)
+    inputs = [random.standard_normal(lead + (n, 8), dtype="f4") for lead, n in ((q, 5), (k, 7), (v, 7))]
+    full = [numpy.broadcast_to(a, (2, 4) + a.shape[2:]).copy() for a in inputs]
+    expected = _oracle.forward(*F64(*full))[0]
+    assert error(ffpa.ffpa_attn_func(*inputs), expected) < 1e-6
+    assert error(ffpa.ffpa_attn_func(*map(Foreign, inputs)), expected) < 1e-6
+    assert ffpa.ffpa_attn_func(inputs[0][0, 0], *inputs[1:]).shape == numpy.broadcast_shapes(k, v) + (5, 8)
+
+
+def test_backends_by_turns():
+    q = numpy.random.default_rng(0).standard_normal((1, 1, 4, 8))
+    o, lse = ffpa.ffpa_attn_func(q, q, q, return_lse=True, forward_backend="auto, reference")
+    assert ffpa.last_path() == "reference/forward"
+    found = ffpa.ffpa_attn_backward(q, q, q, q, o, lse, backward_backend="auto,reference")
+    assert ffpa.last_backward_path() == "reference/backward"
+    assert error(found["dq"], _oracle.backward(q, q, q, q)["dq"]) < 1e-12
+    with pytest.raises(ffpa.FfpaError, match="q.dtype|f64"):
+        ffpa.ffpa_attn_func(q, q, q, forward_backend="auto,cpu")
+
+
+@pytest.mark.parametrize("name", ["out", "lse", "dout", "dlse"])
+def test_backward_does_not_read_past_arrays_of_another_dtype(name):
+    q = numpy.random.default_rng(0).standard_normal((1, 2, 4, 8), dtype="f4")
+    o, lse = ffpa.ffpa_attn_func(q, q, q, return_lse=True)
+    given = dict(out=o, lse=lse, dout=o, dlse=lse)
+    given[name] = given[name].astype("f2")
+    with pytest.raises(ffpa.FfpaError, match=r"(o|lse|dout|dlse)\.dtype=f16"):
+        ffpa.ffpa_attn_backward(given["dout"], q, q, q, given["out"], given["lse"], dlse=given["dlse"])
+
+
+def test_backward_and_merge_name_the_argument():
+    q = numpy.ones((2, 2, 4, 8), "f4")
+    o, lse = ffpa.ffpa_attn_func(q, q, q, return_lse=True)
+    for call, word in (((None, q, q, q, o, lse), "dout"), ((o, q, q, q, o, None), "lse"), ((o, q, q, q, o, lse[0]), "lse"),
+                       ((o, q, q[:1], q[:1], o, lse), "batch"), ((o[0], q, q, q, o, lse), "dout")):
+        with pytest.raises(ffpa.FfpaError, match=word):
+            ffpa.ffpa_attn_backward(*call)
+    with pytest.raises(ffpa.FfpaError, match="attn_mask"):
+        ffpa.ffpa_attn_backward(o, q, q, q, o, lse, numpy.ones((4, 4), bool), is_causal=True)
+    for call, word in (((o, lse, None, lse), "out_b"), ((o, lse[0], o, lse), "lse_a"), ((o[0], lse, o, lse), "out_a")):
+        with pytest.raises(ffpa.FfpaError, match=word):
+            ffpa.merge(*call)
+
+
+def test_borrowed_results():
+    q = numpy.random.default_rng(0).standard_normal((1, 2, 4, 8), dtype="f4")
+    o, lse = ffpa.ffpa_attn_func(q, q, q, return_lse=True)
+    far = [Foreign(a) for a in (q, o, lse)]
+    found = ffpa.ffpa_attn_backward(far[1], *[far[0]] * 3, far[1], far[2])
+    assert numpy.array_equal(found["dq"], ffpa.ffpa_attn_backward(o, q, q, q, o, lse)["dq"])
+    assert numpy.array_equal(ffpa.merge(far[1], far[2], o, lse)[0], ffpa.merge(o, lse, o, lse)[0])

@@ -55,6 +55,20 @@ def test_explain_a_call():
     assert refused.path == "" and "reference" in refused.reason
 
 
+def test_explain_refuses_what_the_call_would():
+    q = numpy.ones((1, 4, 7, 64), "f4")
+    for call in (dict(dropout_p=7.0), dict(attn_mask=numpy.ones((7, 7), bool), is_causal=True), dict(key=q[:, :2]),
+                 dict(backend="sdpa"), dict(backend="auto,")):
+        call = dict(dict(key=q, value=call.get("key", q)), **call)
+        with pytest.raises(ffpa.FfpaError):
+            ffpa.explain(q, **call)
+    for call in (dict(is_causal=True), dict(backward=True), dict(window=(1, 1)), dict(key=q)):
+        with pytest.raises(ffpa.FfpaError, match="problem string"):
+            ffpa.explain("fwd,f32,b1h1,q4k4,d8", **call)
+    assert ffpa.explain(q.astype("f8"), q.astype("f8"), q.astype("f8"), backend="auto,reference").path == "reference/forward"
+    assert ffpa.explain("fwd,f64,b1h1,q4k4,d8", backend="auto,reference").path == "reference/forward"
+
+
 def test_errors_say_what_they_are_and_travel():
     with pytest.raises(ffpa.FfpaError) as caught:
         ffpa.explain("nonsense")
@@ -66,6 +80,48 @@ def test_a_missing_library_is_an_import_error():
     done = subprocess.run([sys.executable, "-c", "import ffpa"], capture_output=True, text=True,
                           env=dict(os.environ, FFPA_LIBRARY="/nowhere/libffpa.so"))
     assert done.returncode == 1 and "ImportError" in done.stderr and "/nowhere/libffpa.so" in done.stderr
+
+
+def test_another_library_is_an_import_error():
+    import ctypes.util
+    done = subprocess.run([sys.executable, "-c", "import ffpa"], capture_output=True, text=True,
+                          env=dict(os.environ, FFPA_LIBRARY=ctypes.util.find_library("c")))
+    assert done.returncode == 1 and "ImportError" in done.stderr and "ffpa_version" in done.stderr
+
+
+@pytest.mark.parametrize("stand_in", ["None", "types.ModuleType('torch')"])
+def test_torch_that_is_not_there(stand_in):
+    out = fresh("import sys, types; sys.modules['torch'] = %s; import ffpa; ffpa.selftest()" % stand_in)
+    assert "7 passed, 0 failed" in out.splitlines()[-1]
+
+
+def test_star_import_needs_no_torch():
+    out = fresh("import sys; sys.modules['torch'] = None\nfrom ffpa import *\nprint(register_transformers.__name__)")
+    assert out.strip() == "register_transformers"
+
+
+def test_selftest_fails_under_optimisation():
+    done = subprocess.run([sys.executable, "-O", "-c", "import ffpa, ffpa._selftest as s; s.error = lambda *a: 5.0; ffpa.selftest()"],
+                          capture_output=True, text=True, env=dict(os.environ))
+    assert done.returncode == 1 and "7 of 7 checks failed" in done.stderr
+
+
+def test_backend_of_the_environment():
+    code = "import ffpa, numpy; q = numpy.ones((1, 1, 2, 4), 'f4'); ffpa.ffpa_attn_func(q, q, q); print(ffpa.last_path())"
+    assert fresh(code, FFPA_BACKEND="reference").strip() == "reference/forward"
+
+
+def test_fork_while_a_context_is_made():
+    out = fresh("""
+import os, ffpa
+from ffpa import _library
+_library._contexts_lock.acquire()  # as by a thread that the child will not have
+child = os.fork()
+if child == 0:
+    ffpa.info()
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))""")
+    assert out.strip() == "7"
 
 
 def test_log_lines_go_to_logging():

@@ -123,6 +123,21 @@ def test_compile_packed_sequences(device):
     torch.testing.assert_close(a, b)
 
 
+def test_compile_merge(device):
+    torch._dynamo.reset()
+    out, lse = ffpa.ffpa_attn_func(*[randn(device, 1, 2, 9, 64)] * 3, return_lse=True)
+    merge = lambda out, lse: ffpa.merge(out, lse, out * 2, lse)
+    for a, b in zip(torch.compile(merge, fullgraph=True, backend="aot_eager")(out, lse), merge(out, lse)):
+        assert a.equal(b)
+
+
+def test_compile_leaves_to_pytorch_what_it_was_permitted_to():
+    torch._dynamo.reset()
+    q = torch.randn(1, 2, 5, 8, dtype=torch.float64)
+    call = lambda q: ffpa.ffpa_attn_func(q, q, q, forward_backend="auto,sdpa")
+    assert torch.compile(call, fullgraph=True, backend="aot_eager")(q).equal(SDPA(q, q, q))
+
+
 def test_export(device, patched):
     block = Block().to(device)
     x = randn(device, 1, 6, 32)
@@ -174,6 +189,8 @@ def test_vmap(device, dims):
     ours = torch.vmap(ffpa.ffpa_attn_func, dims)(*inputs)
     slices = [[t if dim is None else t.select(dim, i) for t, dim in zip(inputs, dims)] for i in range(4)]
     torch.testing.assert_close(ours, torch.stack([SDPA(*s) for s in slices]), rtol=1e-4, atol=1e-5)
+    nothing = [t if dim is None else t.narrow(dim, 0, 0) for t, dim in zip(inputs, dims)]
+    assert torch.vmap(ffpa.ffpa_attn_func, dims)(*nothing).shape == (0,) + ours.shape[1:]
 
 
 @needs_vmap
@@ -210,6 +227,30 @@ def test_dispatch_modes_see_the_operator(device):
     with Seen() as seen:
         ffpa.ffpa_attn_func(q, q, q)
     assert "ffpa.forward.default" in seen.names
+
+
+def test_function_modes_and_symbolic_tracers_see_the_call(device, patched):
+    from torch.overrides import TorchFunctionMode
+
+    class Seen(TorchFunctionMode):
+        names = []
+
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            self.names.append(getattr(function, "__name__", ""))
+            return function(*args, **(kwargs or {}))
+
+    q = randn(device, 1, 1, 4, 8)
+    with Seen() as seen:
+        out = F.scaled_dot_product_attention(q, q, q, scale=0.3)
+    assert "ffpa_attn_func" in seen.names and out.equal(ffpa.ffpa_attn_func(q, q, q, scale=0.3))
+
+    class Layer(torch.nn.Module):
+        def forward(self, x, mask):
+            return F.scaled_dot_product_attention(x, x, x, mask, scale=0.3)
+    mask = randn(device, 4, 4)
+    traced = torch.fx.symbolic_trace(Layer())
+    assert any(node.target is ffpa.ffpa_attn_func for node in traced.graph.nodes)
+    assert traced(q, mask).equal(ffpa.ffpa_attn_func(q, q, q, mask, scale=0.3))
 
 
 def test_lazily_negated_inputs(device):

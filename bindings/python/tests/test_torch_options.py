@@ -52,8 +52,44 @@ def test_gradient_of_lse(device):
 def test_double_backward_is_refused(device):
     q = torch.randn(1, 1, 4, 8, device=device, requires_grad=True)
     (dq,) = torch.autograd.grad(ffpa.ffpa_attn_func(q, q, q).square().sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(ffpa.FfpaError, match="no second derivative"):
         dq.sum().backward()
+
+
+@pytest.mark.parametrize("way", ["eager", "operator"])
+def test_second_derivative_is_never_taken_for_zero(device, way):
+    """The gradient of a plain sum: its upstream gradient is a constant, but it depends on the inputs all the same."""
+    q = torch.randn(1, 1, 4, 8, device=device, requires_grad=True)
+    key = torch.randn(1, 1, 4, 8, dtype=torch.complex64, device=device).conj().imag if way == "operator" else q
+    (dq,) = torch.autograd.grad(ffpa.ffpa_attn_func(q, key, q).sum(), q, create_graph=True)
+    with pytest.raises(ffpa.FfpaError, match="no second derivative"):
+        (dq.square().sum() + q.sum()).backward()
+
+
+def test_forward_mode_is_refused(device):
+    from torch.autograd import forward_ad
+    q, tangent = (torch.randn(1, 1, 4, 8, device=device) for _ in range(2))
+    for _ in range(2):
+        with forward_ad.dual_level():
+            with pytest.raises(ffpa.FfpaError, match="k has a tangent"):
+                ffpa.ffpa_attn_func(q, forward_ad.make_dual(q, tangent), q)
+            assert ffpa.ffpa_attn_func(q, q, q).shape == q.shape  # nothing to derive
+        ffpa.ffpa_attn_func(q, q, q)
+    with pytest.raises(ffpa.FfpaError, match="forward-mode"):
+        torch.func.jvp(lambda q: ffpa.ffpa_attn_func(q, q, q), (q,), (tangent,))
+
+
+def test_options_are_read_at_each_call(device):
+    """An option that is a tensor may change between calls."""
+    q = torch.randn(1, 1, 4, 8, device=device)
+    for name in ("scale", "softcap"):
+        option = torch.tensor(0.5)
+        found = []
+        for value in (0.5, 3.0, 0.5):
+            option.fill_(value)
+            found.append(ffpa.ffpa_attn_func(q, q, q, **{name: option}))
+            assert found[-1].equal(ffpa.ffpa_attn_func(q, q, q, **{name: value}))
+        assert not found[0].equal(found[1])
 
 
 def test_slopes_have_no_gradient(device):
@@ -96,6 +132,33 @@ def test_another_backend_only_with_leave():
     torch.testing.assert_close(out, SDPA(q, q, q))
     dq = torch.autograd.grad(out.square().sum(), q)[0]
     torch.testing.assert_close(dq, torch.autograd.grad(SDPA(q, q, q).square().sum(), q)[0])
+
+
+def test_backends_by_turns():
+    q = torch.randn(1, 1, 4, 8, dtype=torch.float64, requires_grad=True)
+    out = ffpa.ffpa_attn_func(q, q, q, forward_backend="auto,reference", backward_backend="auto,reference")
+    dq = torch.autograd.grad(out.square().sum(), q)[0]
+    assert (ffpa.last_path(), ffpa.last_backward_path()) == ("reference/backward", "reference/backward")
+    torch.testing.assert_close(dq, torch.autograd.grad(SDPA(q, q, q).square().sum(), q)[0])
+    out = ffpa.ffpa_attn_func(q, q, q, forward_backend="reference", backward_backend="auto,sdpa")
+    torch.testing.assert_close(torch.autograd.grad(out.square().sum(), q)[0], dq)
+    assert ffpa.last_backward_path() == "sdpa"
+    mask = torch.randn(4, 4, dtype=torch.float64)
+    assert ffpa.ffpa_attn_func(q, q, q, mask, forward_backend="auto,sdpa").equal(SDPA(q, q, q, mask))
+    rows, cu = q.detach()[0, 0][:, None], torch.tensor([0, 4], dtype=torch.int32)
+    packed = ffpa.ffpa_attn_varlen_func(rows, rows, rows, cu, cu, forward_backend="auto,reference")
+    torch.testing.assert_close(packed[:, 0], SDPA(q, q, q)[0, 0])
+    with pytest.raises(ffpa.FfpaError, match="packed sequences"):
+        ffpa.ffpa_attn_varlen_func(rows, rows, rows, cu, cu, forward_backend="auto,sdpa")
+
+
+def test_saved_tensors_of_another_dtype_are_refused():
+    """A hook that forgets to give back what it was given: not read as if it had."""
+    q = torch.randn(1, 2, 40, 64, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.half(), lambda t: t):
+        out = ffpa.ffpa_attn_func(q, q, q)
+    with pytest.raises(ffpa.FfpaError, match="dtype"):
+        out.sum().backward()
 
 
 def test_pytorchs_backward_by_name(device):
@@ -229,9 +292,16 @@ def test_packed_arguments_are_checked(device):
     (q, k, v), (cu_q, cu_k) = packed(device)
     for call, word in (((q[0], k, v, cu_q, cu_k), "query"), ((q, k, v, cu_q[:-1], cu_k), "offsets"),
                        ((q, k, v, cu_q.float(), cu_k), "cu_seqlens_q"), ((q, k, v, cu_q, None), "required"),
-                       ((q, k, v, cu_q.long(), cu_k), "dtype")):
+                       ((q, k, v, cu_q.long(), cu_k), "dtype"), ((q, k.int(), v, cu_q, cu_k), "key.dtype"),
+                       ((q, k, v, cu_q, cu_k, None, None), "max_seqlen_q"), ((q, None, v, cu_q, cu_k), "key is a NoneType")):
         with pytest.raises(ffpa.FfpaError, match=word):
             ffpa.ffpa_attn_varlen_func(*call)
+    for p in (-0.5, float("nan"), 1.5):
+        with pytest.raises(ffpa.FfpaError, match="dropout probability"):
+            ffpa.ffpa_attn_varlen_func(q, k, v, cu_q, cu_k, dropout_p=p)
+    for window in (None, 3, (1,)):
+        with pytest.raises(ffpa.FfpaError, match="window_size"):
+            ffpa.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 40, 40, window_size=window)
 
 
 def test_flash_attn_func(device):
@@ -281,6 +351,36 @@ def test_flash_attn_with_kvcache(device, paged):
         ffpa.flash_attn_with_kvcache(q, *caches, rotary_cos=q, cache_seqlens=lengths)
     with pytest.raises(ffpa.FfpaError, match="no gradient"):
         ffpa.flash_attn_with_kvcache(q.requires_grad_(), *caches, cache_seqlens=lengths, block_table=table)
+
+
+def test_cache_arguments_are_checked(device):
+    q, new = make(device, (2, 1, 4, 64), (2, 1, 2, 64))
+    caches, pages = make(device, (2, 16, 2, 64), (2, 16, 2, 64)), make(device, (4, 16, 2, 64), (4, 16, 2, 64))
+    index = lambda *shape: torch.zeros(shape, dtype=torch.int32, device=device)
+    negative = torch.randn(2, 1, 4, 64, dtype=torch.complex64, device=device).conj().imag
+    for call, word in ((dict(cache_seqlens=index(1)), "cache_seqlens has 1 entries"),
+                       (dict(cache_seqlens=index(3)), "cache_seqlens has 3 entries"),
+                       (dict(cache_seqlens=2, cache_batch_idx=index(1)), "cache_batch_idx has 1 entries"),
+                       (dict(k_cache=pages[0], v_cache=pages[1], cache_seqlens=2, block_table=index(1, 2)), "block_table has 1"),
+                       (dict(k=new, cache_seqlens=2), "v is missing"), (dict(v=new, cache_seqlens=2), "k is missing"),
+                       (dict(q=negative), "lazy negation"), (dict(q=None), "q is a NoneType"),
+                       (dict(v_cache=caches[1].int()), "v_cache.dtype")):
+        with pytest.raises(ffpa.FfpaError, match=word):
+            ffpa.flash_attn_with_kvcache(**dict(dict(q=q, k_cache=caches[0], v_cache=caches[1]), **call))
+
+
+def test_merge_names_the_argument_and_drops_nothing(device):
+    out, lse = ffpa.ffpa_attn_func(*make(device, (1, 2, 9, 64), (1, 2, 40, 64), (1, 2, 40, 64)), return_lse=True)
+    for call, word in (((out, lse, None, lse), "out_b is a NoneType"), ((out, lse, out.to("meta"), lse), "out_b is on the meta"),
+                       ((out, lse, out, lse.to_sparse()), "lse_b has layout"), ((out, lse[0], out, lse), "lse_a.shape"),
+                       ((out.int(), lse, out, lse), "out_a.dtype"),
+                       ((out, lse, out.clone().requires_grad_(), lse), "out_b.requires_grad")):
+        with pytest.raises(ffpa.FfpaError, match=word):
+            ffpa.merge(*call)
+    with torch.no_grad():
+        expected = ffpa.merge(-out, lse, out.clone().requires_grad_(), lse)[0]
+    lazy = torch.complex(out, out).conj().imag
+    assert lazy.is_neg() and ffpa.merge(lazy, lse, out, lse)[0].equal(expected)
 
 
 def test_merge(device):

@@ -67,6 +67,11 @@ SHAPES = [  # query, key, value, mask, call
     ((2, 4, 5, 16), (2, 2, 7, 16), (2, 1, 7, 16), None, {"enable_gqa": True}),
     ((2, 4, 5, 16), (2, 4, 7, 16), (2, 4, 7, 16), None, {"scale": 0.0}),
     ((2, 4, 5, 16), (2, 4, 7, 16), (2, 4, 7, 16), None, {"scale": -1.5}),
+    ((2, 4, 5, 16), (1, 2, 4, 7, 16), (2, 4, 7, 16), None, {"is_causal": True}),
+    ((4, 5, 16), (1, 1, 4, 7, 16), (4, 7, 8), None, {}),
+    ((2, 3, 4, 5, 16), (2, 3, 4, 7, 16), (2, 3, 4, 7, 16), (3, 1, 5, 7), {}),
+    ((2, 3, 4, 5, 16), (2, 3, 4, 7, 16), (2, 3, 4, 7, 16), (1, 4, 5, 7), {}),
+    ((2, 2, 3, 4, 5, 16), (2, 2, 3, 4, 7, 16), (1, 2, 3, 4, 7, 16), (2, 3, 1, 5, 7), {}),
 ]
 
 
@@ -186,6 +191,11 @@ def test_errors_are_pytorchs(device):
         ffpa.ffpa_attn_func(q, q, q, dropout_p=1.5)  # some of PyTorch's kernels do not look
     with pytest.raises(TypeError):
         ffpa.ffpa_attn_func(q, q, q, is_casual=True)
+    for call in (dict(is_causal="no"), dict(is_causal=None), dict(scale="1"), dict(scale=1j), dict(dropout_p=None),
+                 dict(enable_gqa=None), dict(is_causal=torch.tensor(True)), dict(attn_mask=True)):
+        assert "'" not in both_refuse(TypeError, q, q, q, **call)
+    with pytest.raises(ffpa.FfpaError, match="dropout probability"):
+        ffpa.ffpa_attn_func(q, q, q, dropout_p=math.nan)
 
 
 def test_bad_input_names_the_argument():
@@ -194,8 +204,10 @@ def test_bad_input_names_the_argument():
         ((q, q.to("meta"), q), "key is on the meta device"),
         ((q.to_sparse(), q, q), "query has layout torch.sparse_coo"),
         ((q, q, q.int()), "value.dtype: torch.int32"),
-        ((q.int(),) * 3, "q.dtype"),
-        ((q.cfloat(),) * 3, "complex64"),
+        ((q.int(),) * 3, "query.dtype=torch.int32"),
+        ((q.cfloat(),) * 3, "query.dtype=torch.complex64"),
+        ((q[None], q, q, torch.ones(3, 1, 1, 4, 4)), "attn_mask.shape=(3, 1, 1, 4, 4)"),
+        ((q, q, q, torch.ones(2, 1, 1, 4, 4)), "attn_mask.shape=(2, 1, 1, 4, 4)"),
         ((q, q, None), "value is a NoneType"),
         ((q, q.numpy(), q), "key is a ndarray"),
         ((torch.nested.nested_tensor([q[0], q[0]]), q, q), "query is a nested tensor"),
@@ -207,5 +219,12 @@ def test_bad_input_names_the_argument():
         with pytest.raises(ffpa.FfpaError) as caught:
             ffpa.ffpa_attn_func(*inputs)
         assert sentence in str(caught.value)
+    for _ in range(3):  # known layouts, too
+        ffpa.ffpa_attn_func(q, q, q)
+        with pytest.raises(ffpa.FfpaError, match="query is on the meta device"):
+            ffpa.ffpa_attn_func(*[q.to("meta")] * 3)
+    for name in ("sink", "alibi"):
+        with pytest.raises(ffpa.FfpaError, match=name + ".dtype=torch.complex64"):
+            ffpa.ffpa_attn_func(q, q, q, **{name: torch.ones(2, dtype=torch.complex64)})
     with pytest.raises(RuntimeError):
         torch.ones(4, 4, dtype=torch.bool, requires_grad=True)  # PyTorch itself refuses a bool mask with a gradient
