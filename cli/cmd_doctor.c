@@ -43,7 +43,7 @@ static finding find_cpu(void)
 static int find_gpu(finding *out)
 {
     ffpa_status status;
-    ffpa_problem problem;
+    ffpa_problem problem = {.struct_size = sizeof problem};
     ffpa_report report = {.struct_size = sizeof report};
     char text[200];
     ffpa_context *context = context_of("cuda", &status);
@@ -74,7 +74,7 @@ static void remove_folder(const char *folder)
 static finding find_compiler(void)
 {
     char folder[] = "/tmp/ffpa_doctor_XXXXXX", text[200];
-    ffpa_problem problem;
+    ffpa_problem problem = {.struct_size = sizeof problem};
     ffpa_status status;
     ffpa_context *context = context_of("auto", &status);
     finding f = from_status("compiler", status, "");

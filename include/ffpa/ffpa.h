@@ -138,7 +138,7 @@ typedef struct ffpa_context_options {
     const char *backend; /* "auto" (default: by where the tensors are), "cuda", "cpu", "reference",
                             "naive"; "cuda/FAMILY" = one family of GPU kernels alone, such as "cuda/sm80";
                             FFPA_BACKEND */
-    const char *cpu_isa; /* "auto" (default), "avx512", "avx2", "portable"; FFPA_CPU_ISA */
+    const char *cpu_isa; /* "auto" (default), "avx512_bf16", "avx512", "avx2", "portable"; FFPA_CPU_ISA */
     int32_t policy;      /* ffpa_policy */
     int32_t threads;     /* CPU threads, at most 1024; 0 = one per processor this process may use; FFPA_THREADS */
     ffpa_alloc_fn alloc; /* host memory; both or neither */
@@ -418,7 +418,8 @@ typedef struct ffpa_problem {
     int64_t lengths[FFPA_MAX_LENGTHS];
 } ffpa_problem;
 
-/* Parse a problem string. errors E_INVALID with the offending part and its position. Any thread. */
+/* Parse a problem string into a struct whose struct_size is set: as much of it as that says is filled, on
+ * success. errors E_INVALID with the offending part and its position. Any thread. */
 FFPA_API ffpa_status ffpa_problem_parse(const char *text, ffpa_problem *problem);
 
 /* Print a problem in canonical form: parse(format(p)) equals p. Always NUL-terminated within

@@ -24,17 +24,25 @@ _Static_assert(sizeof(ffpa_row_subset) == ROWS_V01, "ABI: ffpa_row_subset");
 _Static_assert(sizeof(ffpa_problem) == PROBLEM_V01, "ABI: ffpa_problem");
 _Static_assert(sizeof(ffpa_tensor) == 80, "ffpa_tensor is frozen");
 
+/* The struct_size that a caller's struct begins with; ours is `known` bytes long. */
+static ffpa_status read_size(size_t *bytes, const void *user, size_t min_bytes, size_t known,
+                             const char *fn, const char *what)
+{
+    CHECK(user, FFPA_E_INVALID, "%s: %s is NULL", fn, what);
+    memcpy(bytes, user, sizeof *bytes);
+    CHECK(*bytes >= min_bytes, FFPA_E_INVALID,
+          "%s: %s.struct_size=%zu is below %zu, its size in version 0.1; set it to sizeof", fn,
+          what, *bytes, min_bytes);
+    CHECK(*bytes <= known + 65536, FFPA_E_INVALID,
+          "%s: %s.struct_size=%zu is no plausible size of this struct", fn, what, *bytes);
+    return FFPA_OK;
+}
+
 ffpa_status params_read(void *dst, size_t dst_bytes, size_t min_bytes, const void *src,
                         const char *fn, const char *what)
 {
-    size_t bytes;
-    CHECK(src, FFPA_E_INVALID, "%s: %s is NULL", fn, what);
-    memcpy(&bytes, src, sizeof bytes);
-    CHECK(bytes >= min_bytes, FFPA_E_INVALID,
-          "%s: %s.struct_size=%zu is below %zu, its size in version 0.1; set it to sizeof", fn,
-          what, bytes, min_bytes);
-    CHECK(bytes <= dst_bytes + 65536, FFPA_E_INVALID,
-          "%s: %s.struct_size=%zu is no plausible size of this struct", fn, what, bytes);
+    size_t bytes = 0;
+    TRY(read_size(&bytes, src, min_bytes, dst_bytes, fn, what));
     for (size_t i = dst_bytes; i < bytes; i++)
         CHECK(((const unsigned char *)src)[i] == 0, FFPA_E_NEWER,
               "%s: %s sets byte %zu, but this library knows only its first %zu", fn, what, i,
@@ -42,6 +50,21 @@ ffpa_status params_read(void *dst, size_t dst_bytes, size_t min_bytes, const voi
     memset(dst, 0, dst_bytes);
     memcpy(dst, src, bytes < dst_bytes ? bytes : dst_bytes);
     memcpy(dst, &dst_bytes, sizeof dst_bytes);
+    return FFPA_OK;
+}
+
+ffpa_status params_give(void *user, size_t min_bytes, const void *ours, size_t our_bytes,
+                        const char *fn, const char *what)
+{
+    size_t bytes = 0;
+    TRY(read_size(&bytes, user, min_bytes, our_bytes, fn, what));
+    for (size_t i = bytes; i < our_bytes; i++)
+        CHECK(((const unsigned char *)ours)[i] == 0, FFPA_E_INVALID,
+              "%s: this needs byte %zu of %s, but the caller's has only %zu", fn, i, what,
+              bytes);
+    memset(user, 0, bytes);
+    memcpy(user, ours, bytes < our_bytes ? bytes : our_bytes);
+    memcpy(user, &bytes, sizeof bytes);
     return FFPA_OK;
 }
 

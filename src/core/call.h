@@ -26,6 +26,11 @@ enum { PROBLEM_V01 = 408 };
 ffpa_status params_read(void *dst, size_t dst_bytes, size_t min_bytes, const void *src,
                         const char *fn, const char *what);
 
+/* The other way round: fill a caller's struct of any version, whose struct_size says how long it is and stays. What
+ * it has beyond ours becomes zero; what it lacks must be zero in ours. */
+ffpa_status params_give(void *user, size_t min_bytes, const void *ours, size_t our_bytes,
+                        const char *fn, const char *what);
+
 ffpa_status call_read_forward(call *c, const ffpa_forward_params *params, const char *fn);
 ffpa_status call_read_backward(call *c, const ffpa_backward_params *params, const char *fn);
 

@@ -262,8 +262,7 @@ ffpa_status ffpa_problem_parse(const char *text, ffpa_problem *result)
           "%s: '%.80s' is too short; expected OP,DTYPE,bBhHq[kHk],qNqkNk,dD[vDv][,option...]",
           FN_PARSE, text);
     TRY(ask_check(&p, FN_PARSE));
-    *result = p;
-    return FFPA_OK;
+    return params_give(result, PROBLEM_V01, &p, sizeof p, FN_PARSE, "problem");
 }
 
 /* ---- format ----------------------------------------------------------------------------------- */

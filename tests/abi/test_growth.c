@@ -94,7 +94,7 @@ static void newer_options_problem_and_report(void **state)
     (void)state;
     ffpa_context *ctx = open_context();
     const ffpa_context_options options = {.struct_size = sizeof options};
-    ffpa_problem problem;
+    ffpa_problem problem = {.struct_size = sizeof problem};
     char text[512];
     CHECK_NEWER(options, create_and_destroy(longer), "options");
     assert_ok(ffpa_problem_parse("fwd,f32,b1h1,q2k2,d4", &problem));
@@ -119,6 +119,34 @@ static void newer_options_problem_and_report(void **state)
     assert_true(report.flop == 2.0 * 4 * (4 + 4));
     assert_int_equal(report.tile_q, 0x77777777);
     ffpa_context_destroy(ctx);
+}
+
+/* A problem string fills a struct of the caller's version: no byte past its end, zeros past what this library
+ * knows, nothing at all when it is too short for what the text asks for. */
+static void problem_strings_fill_any_version(void **state)
+{
+    (void)state;
+    const char *const text = "fwd,f32,b1h1,q2k2,d4,causal";
+    ffpa_problem p = {.struct_size = sizeof p};
+    struct {
+        ffpa_problem today;
+        char later[TAIL], beyond;
+    } newer;
+    memset(&newer, 0x77, sizeof newer);
+    const size_t bytes = sizeof p + TAIL;
+    newer.today.struct_size = bytes;
+    assert_ok(ffpa_problem_parse(text, &newer.today));
+    assert_int_equal(newer.today.struct_size, bytes);
+    assert_int_equal(newer.today.causal, FFPA_BOTTOM_RIGHT);
+    for (int i = 0; i < TAIL; i++)
+        assert_int_equal(newer.later[i], 0);
+    assert_int_equal(newer.beyond, 0x77);
+
+    p.struct_size = 0;
+    assert_status(ffpa_problem_parse(text, &p), FFPA_E_INVALID,
+                  "problem.struct_size=0 is below");
+    p.struct_size = SIZE_MAX;
+    assert_status(ffpa_problem_parse(text, &p), FFPA_E_INVALID, "problem.struct_size=");
 }
 
 /* This library's structs in a later library: the ones that a program compiled today hands over. */
@@ -146,6 +174,25 @@ static void todays_program_in_a_later_library(void **state)
     assert_memory_equal(&read.today, &s.f, sizeof s.f);
 }
 
+/* What a later library fills of a struct that a program compiled today hands over. */
+static void a_later_library_fills_todays_struct(void **state)
+{
+    (void)state;
+    later_params ours = {.today.causal = FFPA_TOP_LEFT};
+    ffpa_forward_params *today = malloc(sizeof *today); /* a write past it is an error */
+    assert_non_null(today);
+    *today = ffpa_forward_params_init();
+    assert_ok(params_give(today, sizeof *today, &ours, sizeof ours, "fn", "params"));
+    assert_int_equal(today->causal, FFPA_TOP_LEFT);
+    assert_int_equal(today->struct_size, sizeof *today);
+    ours.added[2] = 1;
+    today->causal = FFPA_BOTTOM_RIGHT;
+    assert_status(params_give(today, sizeof *today, &ours, sizeof ours, "fn", "params"),
+                  FFPA_E_INVALID, "fn: this needs byte 768 of params");
+    assert_int_equal(today->causal, FFPA_BOTTOM_RIGHT);
+    free(today);
+}
+
 static void sizes_out_of_reason(void **state)
 {
     (void)state;
@@ -168,7 +215,9 @@ int main(void)
         cmocka_unit_test(newer_params),
         cmocka_unit_test(newer_side_structs),
         cmocka_unit_test(newer_options_problem_and_report),
+        cmocka_unit_test(problem_strings_fill_any_version),
         cmocka_unit_test(todays_program_in_a_later_library),
+        cmocka_unit_test(a_later_library_fills_todays_struct),
         cmocka_unit_test(sizes_out_of_reason),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

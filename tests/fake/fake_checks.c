@@ -43,7 +43,7 @@ const family *family_on_hopper(const ffpa_problem *ask, const char *only, char *
 
 void check_planned(const char *text, const char *only, const char *reason)
 {
-    ffpa_problem ask;
+    ffpa_problem ask = {.struct_size = sizeof ask};
     problem p;
     cuda_device device;
     char why[300];

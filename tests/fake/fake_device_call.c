@@ -80,7 +80,7 @@ static void add_backward(device_call *c, int device)
 
 void device_call_make(device_call *c, const char *problem, int device)
 {
-    *c = (device_call){0};
+    *c = (device_call){.ask.struct_size = sizeof c->ask};
     if (ffpa_problem_parse(problem, &c->ask) != FFPA_OK) abort();
     const ffpa_problem *a = &c->ask;
     int64_t total = 0, pages = 0;

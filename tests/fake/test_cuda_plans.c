@@ -29,7 +29,7 @@ static const struct {
 
 static void print_plan(FILE *out, const char *arch, const char *text)
 {
-    ffpa_problem ask;
+    ffpa_problem ask = {.struct_size = sizeof ask};
     problem p;
     cuda_device device;
     char why[300];
@@ -84,7 +84,7 @@ static void plans_are_the_golden_ones(void **state)
 static void one_family_alone(void **state)
 {
     (void)state;
-    ffpa_problem ask;
+    ffpa_problem ask = {.struct_size = sizeof ask};
     char why[300];
     assert_ok(ffpa_problem_parse("fwd,bf16,b1h32,q8192k8192,d512", &ask));
     assert_string_equal(family_on_hopper(&ask, "sm80", why, sizeof why)->name, "sm80");

@@ -22,7 +22,7 @@ static void normalise(ffpa_problem *p)
 
 static void check_text(const char *text)
 {
-    ffpa_problem p, again;
+    ffpa_problem p = {.struct_size = sizeof p}, again = p;
     char canonical[512];
     ffpa_report report = {.struct_size = sizeof report};
     if (ffpa_problem_parse(text, &p) != FFPA_OK) {

@@ -27,7 +27,7 @@ static void print_variants(const variant_list *list)
 
 static void plan(const char *text, bool any_stride, const char *only, const cuda_device *device)
 {
-    ffpa_problem ask;
+    ffpa_problem ask = {.struct_size = sizeof ask};
     problem p;
     char why[300];
     ffpa_report report = {.struct_size = sizeof report};

@@ -21,7 +21,7 @@ static double flop_of(const problem *p)
 
 static double bytes_of(const char *text)
 {
-    ffpa_problem a;
+    ffpa_problem a = {.struct_size = sizeof a};
     problem p;
     assert_ok(ffpa_problem_parse(text, &a));
     assert_ok(problem_of_ask(&p, &a, "test"));
@@ -66,7 +66,7 @@ static void every_pair_is_counted(void **state)
 static void lengths_and_backward(void **state)
 {
     (void)state;
-    ffpa_problem a;
+    ffpa_problem a = {.struct_size = sizeof a};
     problem p;
     assert_ok(ffpa_problem_parse("bwd,f16,b3h2,q4k4,d8,causal,varlen=4+0+2", &a));
     assert_ok(problem_of_ask(&p, &a, "test"));
@@ -121,7 +121,7 @@ static void lengths_of_a_call(void **state)
 static void sizes_without_bound(void **state)
 {
     (void)state;
-    ffpa_problem a;
+    ffpa_problem a = {.struct_size = sizeof a};
     problem p;
     assert_ok(ffpa_problem_parse("fwd,f32,b1h1,q1099511627776k1099511627776,d4,causal", &a));
     assert_ok(problem_of_ask(&p, &a, "test")); /* at once, not after 10^12 rows */

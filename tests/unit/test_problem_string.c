@@ -10,7 +10,7 @@
 
 static ffpa_problem parsed(const char *text)
 {
-    ffpa_problem p;
+    ffpa_problem p = {.struct_size = sizeof p};
     assert_ok(ffpa_problem_parse(text, &p));
     assert_int_equal(p.struct_size, sizeof p);
     return p;
@@ -94,6 +94,7 @@ static void round_trip(void **state)
         char text[512], twice[512];
         memset(&p, 0x77, sizeof p);
         memset(&again, 0x33, sizeof again);
+        p.struct_size = again.struct_size = sizeof p;
         assert_ok(ffpa_problem_parse(cases[i][0], &p));
         assert_ok(ffpa_problem_format(&p, text, sizeof text));
         assert_string_equal(text, cases[i][1] ? cases[i][1] : cases[i][0]);
@@ -182,7 +183,7 @@ static void too_many_lengths_and_too_long_a_text(void **state)
     char text[2000] = "fwd,f32,b33h1,q1k1,d1,varlen=1";
     for (int i = 0; i < 32; i++)
         strcat(text, "+1");
-    ffpa_problem p;
+    ffpa_problem p = {.struct_size = sizeof p};
     assert_status(ffpa_problem_parse(text, &p), FFPA_E_INVALID, "at most 32");
     memset(text, ',', sizeof text - 1);
     text[sizeof text - 1] = '\0';
@@ -222,7 +223,7 @@ static void the_longest_problem_fits(void **state)
                      "fwd,bf16,b32h1,q1k1,d1000v1001,causal_tl,win1:1,mask=bool:bhqk,"
                      "softcap1.00000001e-30,alibi,sink,dropout1.23456789e-30,"
                      "scale-1.23456789e-30,bnhd,seed18446744073709551615,page2147483647"),
-                 again;
+                 again = p;
     p.nk = p.nq = p.hq = INT64_MAX, p.hk = 1;
     p.window_left = p.window_right = INT64_MAX;
     p.n_lengths = FFPA_MAX_LENGTHS;
@@ -284,7 +285,7 @@ static void numbers_have_points_in_every_locale(void **state)
     round_trip(state);
     every_option(state);
     refusals(state);
-    ffpa_problem p;
+    ffpa_problem p = {.struct_size = sizeof p};
     assert_status(ffpa_problem_parse("fwd,f32,b1h1,q1k1,d1,softcap0,5", &p), FFPA_E_INVALID,
                   "'5'");
     setlocale(LC_ALL, "C");
