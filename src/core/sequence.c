@@ -142,41 +142,60 @@ static cache_row cache_row_of(const sequence *s, int64_t j)
     return (cache_row){index_at(s->pages, s->index_dtype, j / s->page_size), j % s->page_size};
 }
 
-/* Do the appended rows of two sequences meet? Appended rows are consecutive keys, so it is
- * enough to step through them by whole runs within one block. */
+/* How many appended keys from j on lie one after the other in one block; `at` is where j goes. */
+static int64_t append_run(const sequence *s, cache_row at, int64_t j)
+{
+    return s->page_size ? smaller(s->page_size - at.row, s->nk - j) : s->nk - j;
+}
+
+/* Do appended rows of two sequences meet, or two of one sequence that is given twice? */
 static bool appends_meet(const sequence *a, const sequence *b)
 {
-    for (int64_t i = a->nk - a->new_keys; i < a->nk;) {
+    int64_t run, other;
+    for (int64_t i = a->nk - a->new_keys; i < a->nk; i += run) {
         const cache_row at = cache_row_of(a, i);
-        const int64_t run =
-            a->page_size ? smaller(a->page_size - at.row, a->nk - i) : a->new_keys;
-        for (int64_t j = b->nk - b->new_keys; j < b->nk;) {
+        run = append_run(a, at, i);
+        for (int64_t j = a == b ? i + run : b->nk - b->new_keys; j < b->nk; j += other) {
             const cache_row bt = cache_row_of(b, j);
-            const int64_t other =
-                b->page_size ? smaller(b->page_size - bt.row, b->nk - j) : b->new_keys;
+            other = append_run(b, bt, j);
             if (at.block == bt.block && at.row < bt.row + other && bt.row < at.row + run)
                 return true;
-            j += other;
         }
-        i += run;
     }
     return false;
 }
 
-/* Every pair is compared: a few nanoseconds each, against the attention of every sequence. */
+/* Blocks by their number modulo SEEN_BITS: a bit that is not set yet rules out, for all sequences so far, what
+ * would take as many comparisons as there are of them. */
+enum { SEEN_BITS = 1 << 16 };
+
+/* Mark the blocks that a sequence appends to. Was one of them marked before? */
+static bool mark_appends(uint64_t seen[SEEN_BITS / 64], const sequence *s)
+{
+    bool before = false;
+    int64_t run;
+    for (int64_t j = s->nk - s->new_keys; j < s->nk; j += run) {
+        const cache_row at = cache_row_of(s, j);
+        const uint64_t bit = (uint64_t)at.block % SEEN_BITS, mask = (uint64_t)1 << bit % 64;
+        before = before || (seen[bit / 64] & mask) != 0;
+        seen[bit / 64] |= mask;
+        run = append_run(s, at, j);
+    }
+    return before;
+}
+
 static ffpa_status check_appends(const call *c, const char *fn)
 {
-    const int64_t n = sequence_count(c);
-    const bool shared = c->cache.block_table || c->cache.batch_index;
-    if (!new_keys(c) || !shared) return FFPA_OK;
-    for (int64_t b = 1; b < n; b++) {
+    uint64_t seen[SEEN_BITS / 64] = {0};
+    if (!new_keys(c) || !(c->cache.block_table || c->cache.batch_index)) return FFPA_OK;
+    for (int64_t b = 0; b < sequence_count(c); b++) {
         const sequence s = sequence_get(c, b);
-        for (int64_t a = 0; a < b; a++) {
+        const bool perhaps = mark_appends(seen, &s);
+        for (int64_t a = 0; perhaps && a <= b; a++) {
             const sequence earlier = sequence_get(c, a);
-            CHECK(!appends_meet(&earlier, &s), FFPA_E_INVALID,
+            CHECK(!appends_meet(a < b ? &earlier : &s, &s), FFPA_E_INVALID,
                   "%s: kv_cache.%s makes sequences %lld and %lld append to the same row; "
-                  "appended "
-                  "rows must be distinct",
+                  "appended rows must be distinct",
                   fn, c->cache.block_table ? "block_table" : "batch_index", (long long)a,
                   (long long)b);
         }

@@ -210,6 +210,7 @@ static void bad_caches_are_refused(void **state)
                   long_pages[] = {3 * PAGE - 1, 3};
     const int32_t outside[] = {4, 0}, same[] = {1, 1}, close[] = {3, 4}, apart[] = {3, 5};
     const int32_t bad_page[] = {5, 1, 6, 0, 0, 0}, shared[] = {5, 1, 0, 0, 1, 2};
+    const int32_t none[] = {0, 0}, twice[] = {0, 1, 2, 3, 3, 4};
     trial *t = cached_trial(false);
     assert_ok(sequences_check(&t->c, "f"));
     t->c.cache.lengths = negative;
@@ -235,9 +236,36 @@ static void bad_caches_are_refused(void **state)
     expect_refusal(t, "kv_cache.block_table[0][2]=6; k has pages 0..5");
     t->c.cache.block_table = shared; /* sequence 0 appends to page 0 row 3, sequence 1 too */
     expect_refusal(t, "kv_cache.block_table makes sequences 0 and 1 append to the same row");
+    t->c.f.k.shape[2] = t->c.f.v.shape[2] = 1; /* pages of one row */
+    t->c.cache.lengths = none;
+    t->c.cache.block_table = twice;
+    expect_refusal(t, "kv_cache.block_table makes sequences 1 and 1 append to the same row");
     t->c.cache.k_new = t->c.cache.v_new = (ffpa_tensor){0};
     assert_ok(sequences_check(&t->c, "f")); /* only reading shared pages is fine */
     trial_free(t);
+}
+
+/* Many sequences that append to pages far apart, the last of which meets one in the middle. */
+static void appends_of_many_sequences(void **state)
+{
+    (void)state;
+    enum { MANY = 5000 };
+    static int64_t lengths_of_many[MANY], pages[MANY];
+    for (int64_t b = 0; b < MANY; b++)
+        pages[b] = b * 3;
+    call c = {.f.q.shape = {MANY, 1, 1, 1}, .f.k.shape = {3 * MANY, 1, 4, 1}};
+    c.cache = (ffpa_kv_cache){.lengths = lengths_of_many,
+                              .block_table = pages,
+                              .table_width = 1,
+                              .index_dtype = FFPA_I64};
+    c.cache.k_new = c.cache.v_new = (ffpa_tensor){.data = pages, .shape = {MANY, 1, 1, 1}};
+    c.f.kv_cache = &c.cache;
+    assert_ok(sequences_check(&c, "f"));
+    pages[MANY - 1] = pages[MANY / 2];
+    assert_status(sequences_check(&c, "f"), FFPA_E_INVALID,
+                  "makes sequences 2500 and 4999 append to the same row");
+    lengths_of_many[MANY - 1] = 1;
+    assert_ok(sequences_check(&c, "f"));
 }
 
 /* Only the asked rows are computed, bit for bit as in the whole; in backward only they count. */
@@ -349,6 +377,7 @@ int main(void)
         cmocka_unit_test(cached_equals_gathered),
         cmocka_unit_test(bad_offsets_are_refused),
         cmocka_unit_test(bad_caches_are_refused),
+        cmocka_unit_test(appends_of_many_sequences),
         cmocka_unit_test(row_subset_is_a_part_of_the_whole),
         cmocka_unit_test(strides_are_honoured),
         cmocka_unit_test(threads_do_not_change_a_bit),
