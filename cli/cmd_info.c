@@ -46,17 +46,18 @@ static void show(cJSON *document, const char *title, const char *key, const abil
         if (document)
             cJSON_AddBoolToObject(object, all[i].name, all[i].present);
         else
-            printf("%-11s %-10s %s%s\n", i ? "" : title, all[i].name,
+            printf("%-11s %-11s %s%s\n", i ? "" : title, all[i].name,
                    all[i].present ? "yes" : "no: ", all[i].present ? "" : all[i].why);
     }
 }
 
 static void show_all(cJSON *document, const ffpa_context *context)
 {
-    const ability backends[] = {probe("cpu", "cpu", NULL),
+    const ability backends[] = {probe("cuda", "cuda", NULL), probe("cpu", "cpu", NULL),
                                 probe("reference", "reference", NULL),
                                 probe("naive", "naive", NULL)};
-    const ability isas[] = {probe("avx512", "cpu", "avx512"), probe("avx2", "cpu", "avx2"),
+    const ability isas[] = {probe("avx512_bf16", "cpu", "avx512_bf16"),
+                            probe("avx512", "cpu", "avx512"), probe("avx2", "cpu", "avx2"),
                             probe("portable", "cpu", "portable")};
     uint32_t v = ffpa_version();
     char cpu[256];
@@ -70,8 +71,8 @@ static void show_all(cJSON *document, const ffpa_context *context)
         printf("context     %s\n", ffpa_context_describe(context));
         printf("processor   %s\n", cpu);
     }
-    show(document, "backends", "backends", backends, 3);
-    show(document, "cpu ISA", "cpu_isa", isas, 3);
+    show(document, "backends", "backends", backends, sizeof backends / sizeof *backends);
+    show(document, "cpu ISA", "cpu_isa", isas, sizeof isas / sizeof *isas);
 }
 
 int cmd_info(int argc, char **argv)
