@@ -67,7 +67,9 @@ static int load_role(attention_run *r, const run_options *o, enum role role,
                         o->names[role], ROLE_NAMES[role]);
     if (!a) return DONE;
     r->arrays[role] = a;
-    return input_tensor(&r->memory, &r->inputs[role], role, file, a, &o->view);
+    view_options view = o->view;
+    view.wide = r->inputs[ROLE_Q].dtype == FFPA_F64;
+    return input_tensor(&r->memory, &r->inputs[role], role, file, a, &view);
 }
 
 /* Those of the first file, or q k v of the first three, that have no file of their own. */
@@ -229,10 +231,11 @@ static double bound_of(const run_options *o, const named_tensor *n, double large
 static int compare_one(comparison *c, const run_options *o, const input_file *file,
                        const named_tensor *output, arena *memory)
 {
-    char name[128];
+    char name[256];
     ffpa_tensor expected;
-    view_options view = {.bnhd = o->view.bnhd};
-    snprintf(name, sizeof name, "%s%s", output->name, o->expect_suffix);
+    view_options view = {.bnhd = o->view.bnhd, .wide = true};
+    if (snprintf(name, sizeof name, "%s%s", output->name, o->expect_suffix) >= (int)sizeof name)
+        return complain(BAD_USAGE, "--expect-suffix %.40s...: too long", o->expect_suffix);
     const array *a = input_find(file, name);
     if (!a) return DONE;
     int code = input_tensor(memory, &expected, output->role, file, a, &view);

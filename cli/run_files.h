@@ -29,6 +29,9 @@ typedef struct input_file {
     bool npy;
 } input_file;
 
+/* Does a path end so? Names alone tell .safetensors from .npy. */
+bool path_ends_with(const char *path, const char *end);
+
 /* Read its header. DONE, or BAD_FILE or LIB_FAILED after a complaint. */
 int input_open(input_file *file, const char *path);
 void input_close(input_file *file);
@@ -40,6 +43,7 @@ const array *input_find(const input_file *file, const char *name);
 typedef struct view_options {
     int32_t dtype; /* convert q k v dout to it; 0 = as stored */
     bool bnhd;     /* files hold [B, N, H, D] */
+    bool wide;     /* lse-like ones become f64, as beside f64 data, not f32 */
 } view_options;
 
 /* Do files hold N and H of this role in the order that view_options say? Data does; biases and statistics

@@ -14,10 +14,10 @@
 const char *const ROLE_NAMES[ROLE_COUNT] = {"q",     "k",    "v",    "mask",
                                             "alibi", "sink", "dout", "dlse"};
 
-static bool ends_with(const char *text, const char *end)
+bool path_ends_with(const char *path, const char *end)
 {
-    size_t n = strlen(text), m = strlen(end);
-    return n >= m && strcmp(text + n - m, end) == 0;
+    size_t n = strlen(path), m = strlen(end);
+    return n >= m && strcmp(path + n - m, end) == 0;
 }
 
 /* The header, then what it says. */
@@ -45,8 +45,8 @@ int input_open(input_file *file, const char *path)
 {
     char why[512];
     size_t length;
-    *file = (input_file){.path = path, .descriptor = -1, .npy = ends_with(path, ".npy")};
-    if (!file->npy && !ends_with(path, ".safetensors"))
+    *file = (input_file){.path = path, .descriptor = -1, .npy = path_ends_with(path, ".npy")};
+    if (!file->npy && !path_ends_with(path, ".safetensors"))
         return complain(BAD_FILE, "%s: its name ends in neither .safetensors nor .npy", path);
     int code = file_open(path, &file->descriptor, &length, why, sizeof why)
                    ? read_header(file, length, why, sizeof why)
@@ -106,8 +106,9 @@ static int32_t wanted_dtype(enum role role, const array *a, const view_options *
     bool floating = a->dtype == FFPA_F32 || a->dtype == FFPA_F16 || a->dtype == FFPA_BF16 ||
                     a->dtype == FFPA_F64;
     if (role_has_layout(role) && options->dtype && floating) return options->dtype;
-    if ((role == ROLE_ALIBI || role == ROLE_SINK || role == ROLE_DLSE || role == ROLE_MASK) &&
-        floating && (role != ROLE_MASK || a->dtype == FFPA_F64))
+    if (role == ROLE_DLSE && floating) return options->wide ? FFPA_F64 : FFPA_F32;
+    if ((role == ROLE_ALIBI || role == ROLE_SINK || role == ROLE_MASK) && floating &&
+        (role != ROLE_MASK || a->dtype == FFPA_F64))
         return FFPA_F32;
     return a->dtype;
 }

@@ -10,13 +10,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { OUTPUTS_MAX = 8, CHUNK = 1 << 16 };
-
-static bool ends_with(const char *text, const char *end)
-{
-    size_t n = strlen(text), m = strlen(end);
-    return n >= m && strcmp(text + n - m, end) == 0;
-}
+enum { OUTPUTS_MAX = 8, CHUNK = 1 << 16, PATH_BYTES = 4096 };
 
 /* Memory order of the file is that of the logical axes, N and H of data swapped with `bnhd`. */
 static ffpa_tensor file_order(const named_tensor *n, bool bnhd)
@@ -93,13 +87,13 @@ static bool write_npy(output_file *file, const char *path, const named_tensor *o
 static bool is_folder(const char *path)
 {
     struct stat st;
-    return ends_with(path, "/") || (stat(path, &st) == 0 && S_ISDIR(st.st_mode));
+    return path_ends_with(path, "/") || (stat(path, &st) == 0 && S_ISDIR(st.st_mode));
 }
 
 int outputs_check_path(const char *path, int count)
 {
-    if (is_folder(path) || ends_with(path, ".safetensors")) return DONE;
-    if (!ends_with(path, ".npy"))
+    if (is_folder(path) || path_ends_with(path, ".safetensors")) return DONE;
+    if (!path_ends_with(path, ".npy"))
         return complain(BAD_USAGE, "-o %s: end it in .safetensors, .npy or / (a folder)", path);
     if (count != 1)
         return complain(BAD_USAGE, "-o %s: one .npy holds one tensor, not %d; give a folder",
@@ -107,13 +101,14 @@ int outputs_check_path(const char *path, int count)
     return DONE;
 }
 
-/* Path of output `i`: the file itself, or a .npy in the folder. */
-static void path_of(char out[4096], const char *path, const char *name)
+/* Path of an output: the file itself, or a .npy in the folder. False when it does not fit: cut off, it would name
+ * another file. */
+static bool path_of(char out[PATH_BYTES], const char *path, const char *name)
 {
-    if (is_folder(path))
-        snprintf(out, 4096, "%s%s%s.npy", path, ends_with(path, "/") ? "" : "/", name);
-    else
-        snprintf(out, 4096, "%s", path);
+    int n = is_folder(path) ? snprintf(out, PATH_BYTES, "%s%s%s.npy", path,
+                                       path_ends_with(path, "/") ? "" : "/", name)
+                            : snprintf(out, PATH_BYTES, "%s", path);
+    return n >= 0 && n < PATH_BYTES;
 }
 
 /* Every file is complete on disk before the first is put in place. */
@@ -122,25 +117,23 @@ int outputs_write(const char *path, const named_tensor *outputs, int count, bool
     output_file files[OUTPUTS_MAX];
     named_tensor ordered[OUTPUTS_MAX];
     array arrays[OUTPUTS_MAX];
-    char why[512], name[4096];
-    bool npy = is_folder(path) || ends_with(path, ".npy"), good = true;
+    char why[512] = "its name is too long", name[PATH_BYTES];
+    bool npy = is_folder(path) || path_ends_with(path, ".npy"), good = true;
     int opened = 0, parts = npy ? count : 1;
     for (int i = 0; i < count; i++) {
         arrays[i] = describe(&outputs[i], bnhd, npy);
         ordered[i] = outputs[i];
         ordered[i].tensor = file_order(&outputs[i], bnhd);
     }
-    snprintf(name, sizeof name, "%s", path);
     for (int i = 0; good && i < parts; i++) {
-        path_of(name, path, outputs[i].name);
-        good = npy ? write_npy(&files[i], name, &ordered[i], &arrays[i], why)
-                   : write_safetensors(&files[i], name, ordered, arrays, count, why);
+        good = path_of(name, path, outputs[i].name) &&
+               (npy ? write_npy(&files[i], name, &ordered[i], &arrays[i], why)
+                    : write_safetensors(&files[i], name, ordered, arrays, count, why));
         opened += good;
     }
-    for (int i = 0; good && i < parts; i++) {
-        path_of(name, path, outputs[i].name);
-        good = output_commit(&files[i], why, sizeof why);
-    }
+    for (int i = 0; good && i < parts; i++)
+        good =
+            path_of(name, path, outputs[i].name) && output_commit(&files[i], why, sizeof why);
     if (good) return DONE;
     for (int i = 0; i < opened; i++)
         output_abandon(&files[i]);

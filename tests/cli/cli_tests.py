@@ -408,6 +408,15 @@ class Outputs(Folder):
             out.unlink()
             self.assertEqual(os.listdir(self.folder), ["x.safetensors"])
 
+    def test_a_name_too_long_is_not_cut_off(self):
+        path = self.put("x.safetensors", safetensors(GOOD))
+        name = "o" * 90 + ".safetensors"
+        room = 4095 - len(f"{self.folder}/{name}")
+        for more in (1, 5, 50):  # beyond what a path may have; its first 4095 bytes name another file
+            out = f"{self.folder}/" + "./" * (room // 2) + "/" * (room % 2 + more) + name
+            self.assertEqual(ffpa("run", path, "-o", out).returncode, BAD_FILE)
+            self.assertEqual(os.listdir(self.folder), ["x.safetensors"])
+
     def test_places_that_cannot_hold_it(self):
         path = self.put("x.safetensors", safetensors(GOOD))
         for out, words in [(self.folder / "absent" / "o.safetensors", "cannot create"),
@@ -631,6 +640,23 @@ class Results(Folder):
         self.assertEqual(result.returncode, CHECK_FAILED)
         result = ffpa("run", data, "--expect", expected, "--expect-suffix", "_no")
         self.assertEqual(result.returncode, BAD_FILE)
+
+    def test_a_name_to_expect_is_not_cut_off(self):
+        cut = "o" + "x" * 126
+        path = self.put("x.safetensors", safetensors(GOOD))
+        expected = self.put("e.safetensors", safetensors({cut: ("F32", [1, 1, 3, 2], wave(6))}))
+        for length in (200, 2000):
+            result = ffpa("run", path, "--expect", expected, "--expect-suffix", "x" * length)
+            self.assertIn(result.returncode, (BAD_FILE, BAD_USAGE), result.stdout)
+
+    def test_f64_with_a_gradient_of_lse(self):
+        """q = 1, k = (ln 3, 0), dO = 0, dLSE = 1: dK = P."""
+        tensors = {"q": ("F64", [1, 1], [1.0]), "k": ("F64", [2, 1], [math.log(3), 0.0]),
+                   "v": ("F64", [2, 1], [1.0, 2.0]), "dout": ("F64", [1, 1], [0.0])}
+        for dtype in ("F32", "F64"):
+            dk, = self.run_tensors(dict(tensors, dlse=(dtype, [1], [1.0])), "--backend", "reference", "--grad",
+                                   names=("dk",))
+            self.assertClose(dk[2], [0.75, 0.25], 1e-12)
 
     def test_problem_file(self):
         path = self.put("problems.txt", f"# two\n{SMALL}\n\n  {SMALL_BWD}  # the second\r\n".encode())
