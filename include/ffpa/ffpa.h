@@ -66,7 +66,7 @@ FFPA_API const char *ffpa_status_name(ffpa_status status);
 FFPA_API const char *ffpa_status_text(ffpa_status status);
 
 /* Sentence about the last failure on the calling thread, such as
- *   "ffpa_forward: k.shape[1]=3 does not divide q.shape[1]=8".
+ *   "ffpa_forward: Hk=3 (k.shape[1]) does not divide Hq=8 (q.shape[1])".
  * Valid until the next failing call on this thread; success leaves it untouched. Never NULL. */
 FFPA_API const char *ffpa_last_error(void);
 

@@ -18,6 +18,17 @@ static bool is_float(int32_t dtype)
 
 /* ---- rules without tensors -------------------------------------------------------------------- */
 
+/* Of q, k and v. */
+static ffpa_status check_dtype(int32_t dtype, const char *fn)
+{
+    CHECK(dtype != FFPA_E4M3 && dtype != FFPA_E5M2, FFPA_E_UNSUPPORTED,
+          "%s: dtype %s: quantised inputs are declared but not implemented in this version", fn,
+          dtype_name(dtype));
+    CHECK(is_float(dtype), FFPA_E_INVALID, "%s: q.dtype=%d (%s) is none of f32, f16, bf16, f64",
+          fn, dtype, dtype_name(dtype));
+    return FFPA_OK;
+}
+
 static ffpa_status check_sizes(const ffpa_problem *a, const char *fn)
 {
     CHECK(a->b >= 0 && a->hq >= 0 && a->hk >= 0 && a->nq >= 0 && a->nk >= 0, FFPA_E_INVALID,
@@ -89,11 +100,7 @@ ffpa_status ask_check(const ffpa_problem *a, const char *fn)
 {
     CHECK(a->op == FFPA_FORWARD || a->op == FFPA_BACKWARD, FFPA_E_INVALID,
           "%s: op=%d is neither forward (1) nor backward (2)", fn, a->op);
-    CHECK(a->dtype != FFPA_E4M3 && a->dtype != FFPA_E5M2, FFPA_E_UNSUPPORTED,
-          "%s: dtype %s: quantised inputs are declared but not implemented in this version", fn,
-          dtype_name(a->dtype));
-    CHECK(is_float(a->dtype), FFPA_E_INVALID, "%s: q.dtype=%d is none of f32, f16, bf16, f64",
-          fn, a->dtype);
+    TRY(check_dtype(a->dtype, fn));
     TRY(check_sizes(a, fn));
     TRY(check_options(a, fn));
     TRY(check_lengths(a, fn));
@@ -129,9 +136,17 @@ static ffpa_status expect_broadcast(const ffpa_tensor *t, const int64_t want[4],
     return view_range(t, fn, name, &range);
 }
 
+ffpa_status dtype_check(const ffpa_tensor *t, const char *fn, const char *name)
+{
+    CHECK(dtype_bytes(t->dtype) > 0, FFPA_E_INVALID,
+          "%s: %s.dtype=%d is not a value of ffpa_dtype", fn, name, t->dtype);
+    return FFPA_OK;
+}
+
 static ffpa_status expect_dtype(const ffpa_tensor *t, int32_t want, int32_t other,
                                 const char *fn, const char *name)
 {
+    TRY(dtype_check(t, fn, name));
     CHECK(t->dtype == want || t->dtype == other, FFPA_E_INVALID,
           other == want ? "%s: %s.dtype=%s, expected %s" : "%s: %s.dtype=%s, expected %s or %s",
           fn, name, dtype_name(t->dtype), dtype_name(want), dtype_name(other));
@@ -257,8 +272,7 @@ static ffpa_status check_extras(const call *c, const char *fn)
     const int64_t mask_want[4] = {batch, hq, f->q.shape[2], most_keys(c)};
     const int64_t slope_want[4] = {batch, hq, 1, 1}, sink_want[4] = {1, hq, 1, 1};
     if (tensor_given(&f->mask)) {
-        CHECK(f->mask.dtype != 0, FFPA_E_INVALID,
-              "%s: mask.dtype=0 is none of bool, f32, f16, bf16", fn);
+        TRY(dtype_check(&f->mask, fn, "mask"));
         TRY(expect_broadcast(&f->mask, mask_want, fn, "mask"));
         TRY(expect_device(&f->mask, c, fn, "mask"));
     }
@@ -322,8 +336,7 @@ static ffpa_status check_backward(const call *c, const char *fn)
 
 ffpa_status call_check(const call *c, const char *fn)
 {
-    CHECK(c->f.q.dtype > 0 && dtype_bytes(c->f.q.dtype) > 0, FFPA_E_INVALID,
-          "%s: q.dtype=%d is none of f32, f16, bf16, f64", fn, c->f.q.dtype);
+    TRY(check_dtype(c->f.q.dtype, fn));
     CHECK(c->f.q.device >= FFPA_HOST, FFPA_E_INVALID,
           "%s: q.device=%d is negative; FFPA_HOST is 0, FFPA_CUDA(i) is i + 1", fn,
           c->f.q.device);

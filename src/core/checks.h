@@ -8,6 +8,9 @@
 /* Is an optional tensor there? An absent one has no address and no shape. */
 bool tensor_given(const ffpa_tensor *t);
 
+/* Is its dtype one at all? `name` is the tensor's in the sentence. */
+ffpa_status dtype_check(const ffpa_tensor *t, const char *fn, const char *name);
+
 /* Do the tensors and side structs of a call fit each other: shapes, dtypes, devices, reach? */
 ffpa_status call_check(const call *c, const char *fn);
 

@@ -141,6 +141,7 @@ ffpa_status merge_check(const ffpa_merge_params *m, const char *fn)
     };
     const int32_t dtype = m->o_a.dtype;
     const int32_t lse_dtype = dtype == FFPA_F64 ? FFPA_F64 : FFPA_F32;
+    TRY(dtype_check(&m->o_a, fn, "o_a"));
     CHECK(dtype == FFPA_F32 || dtype == FFPA_F16 || dtype == FFPA_BF16 || dtype == FFPA_F64,
           FFPA_E_INVALID, "%s: o_a.dtype=%s is none of f32, f16, bf16, f64", fn,
           dtype_name(dtype));
@@ -148,6 +149,7 @@ ffpa_status merge_check(const ffpa_merge_params *m, const char *fn)
     for (int i = 0; i < n; i++) {
         const bool is_lse = i % 2 == 1;
         const ffpa_tensor *t = ops[i].t;
+        TRY(dtype_check(t, fn, ops[i].name));
         CHECK(t->dtype == (is_lse ? lse_dtype : dtype), FFPA_E_INVALID,
               "%s: %s.dtype=%s, expected %s", fn, ops[i].name, dtype_name(t->dtype),
               dtype_name(is_lse ? lse_dtype : dtype));

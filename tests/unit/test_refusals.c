@@ -26,6 +26,7 @@ static _Alignas(64) char space[1 << 20];
     X(q_unknown_dtype,    INVALID, "q.dtype=99", s->f.q.dtype = 99)                                  \
     X(q_zero_dtype,       INVALID, "q.dtype=0", s->f.q.dtype = 0)                                    \
     X(q_integer,          INVALID, "q.dtype", s->f.q.dtype = s->f.k.dtype = s->f.v.dtype = s->f.o.dtype = FFPA_I32) \
+    X(q_bool,             INVALID, "q.dtype=5 (bool) is none of", s->f.q.dtype = FFPA_BOOL)          \
     X(q_quantised,        UNSUPPORTED, "e4m3", s->f.q.dtype = s->f.k.dtype = s->f.v.dtype = s->f.o.dtype = FFPA_E4M3) \
     X(q_negative_size,    INVALID, "q.shape[2]=-1 is negative", s->f.q.shape[2] = s->f.o.shape[2] = s->f.lse.shape[2] = -1) \
     X(d_over_1024,        INVALID, "D=1025", s->f.q.shape[3] = s->f.k.shape[3] = 1025)               \
@@ -39,6 +40,7 @@ static _Alignas(64) char space[1 << 20];
     X(v_batch,            INVALID, "v.shape[0]", s->f.v.shape[0] = 1)                                \
     X(v_heads,            INVALID, "v.shape[1]", s->f.v.shape[1] = 1)                                \
     X(v_rows,             INVALID, "v.shape[2]", s->f.v.shape[2] = 4)                                \
+    X(k_unknown_dtype,    INVALID, "k.dtype=99", s->f.k.dtype = 99)                                  \
     X(v_dtype,            INVALID, "v.dtype", s->f.v.dtype = FFPA_F16)                               \
     X(v_device,           INVALID, "v.device", s->f.v.device = FFPA_CUDA(1))                         \
     X(o_batch,            INVALID, "o.shape[0]", s->f.o.shape[0] = 1)                                \
@@ -79,6 +81,7 @@ static _Alignas(64) char space[1 << 20];
     X(mask_no_keys,       INVALID, "mask.shape[3]=0", sample_attach_mask(s); s->f.mask.shape[3] = 0) \
     X(mask_dtype_f64,     INVALID, "mask.dtype=f64", sample_attach_mask(s); s->f.mask.dtype = FFPA_F64) \
     X(mask_dtype_i32,     INVALID, "mask.dtype=i32", sample_attach_mask(s); s->f.mask.dtype = FFPA_I32) \
+    X(mask_unknown_dtype, INVALID, "mask.dtype=-3", sample_attach_mask(s); s->f.mask.dtype = -3)     \
     X(mask_dtype_zero,    INVALID, "mask.dtype=0", sample_attach_mask(s); s->f.mask.dtype = 0)       \
     X(mask_device,        INVALID, "mask.device", sample_attach_mask(s); s->f.mask.device = FFPA_CUDA(0)) \
     X(mask_data,          INVALID, "mask.data is NULL", sample_attach_mask(s); s->f.mask.data = NULL) \
@@ -208,6 +211,8 @@ static _Alignas(64) char space[1 << 20];
 #define MERGE_REFUSALS(X)                                                                            \
     X(merge_unsized,      INVALID, "struct_size=0", s->m.struct_size = 0)                            \
     X(merge_dtype,        INVALID, "o_a.dtype=i32", s->m.o_a.dtype = FFPA_I32)                       \
+    X(merge_unknown,      INVALID, "lse_b.dtype=77", s->m.lse_b.dtype = 77)                          \
+    X(merge_unknown_o,    INVALID, "o_a.dtype=0", s->m.o_a.dtype = 0)                                \
     X(merge_mixed,        INVALID, "o_b.dtype=f16, expected f32", s->m.o_b.dtype = FFPA_F16)         \
     X(merge_lse_dtype,    INVALID, "lse_a.dtype", s->m.lse_a.dtype = FFPA_BF16)                      \
     X(merge_shape,        INVALID, "o_b.shape[2]", s->m.o_b.shape[2] = 2)                            \
