@@ -98,7 +98,7 @@ static void check(trial_size z, change_fn *change)
 
 static void causal(trial *t) { t->c.f.causal = FFPA_BOTTOM_RIGHT; }
 
-/* ---- edges: MR is 6 or 12, NR 8, 16 or 32, blocks 128 rows, tiles 96 or 32 keys ---- */
+/* ---- edges: MR is 6 or 12, NR 8, 16 or 32, blocks 128 or (large problems) 256 rows, tiles 96 or 32 keys ---- */
 
 static void edges_of_rows(void **state)
 {
@@ -198,6 +198,18 @@ static void options(void **state)
         check((trial_size){1, 2, 1, 3, 2100, 9, 7}, changes[i]);   /* split */
         check((trial_size){1, 2, 1, 205, 57, 9, 7}, changes[i]);   /* more rows than keys */
     }
+}
+
+/* Thirty-two heads make a problem large: blocks of 256 rows. */
+static void large_blocks(void **state)
+{
+    static const int rows[] = {255, 256, 257, 300, 513};
+    (void)state;
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        check_one((trial_size){2, 32, 16, rows[i] / 2, 150, 5, 3}, FFPA_F32, causal);
+        check_one((trial_size){4, 8, 8, rows[i], 97, 5, 3}, FFPA_BF16, window);
+    }
+    check((trial_size){4, 8, 8, 257, 205, 20, 12}, everything);
 }
 
 /* ---- strides: the head dimension is the slow one ---- */
@@ -329,6 +341,35 @@ static void same_bits(trial_size z, ffpa_dtype dtype, change_fn *change)
     }
 }
 
+/* A row's bits do not depend on who shares the batch, blocks of either size. */
+static void any_batch(void **state)
+{
+    static change_fn *const changes[] = {nothing, causal, window, dropout};
+    (void)state;
+    for (const backend *const *be = all_paths(); *be; be++)
+        for (size_t i = 0; i < COUNT(changes); i++) {
+            trial *many = make((trial_size){32, 2, 1, 140, 205, 20, 12}, FFPA_F32, changes[i]);
+            trial_forward(many, *be);
+            const size_t o = 2 * 140 * 12 * sizeof(float), lse = 2 * 140 * sizeof(float);
+            void *of_many = malloc(o), *lse_of_many = malloc(lse);
+            assert_true(of_many && lse_of_many);
+            memcpy(of_many, many->c.f.o.data, o);
+            memcpy(lse_of_many, many->c.f.lse.data, lse);
+            ffpa_tensor *batch[] = {&many->c.f.q, &many->c.f.k, &many->c.f.v, &many->c.f.o,
+                                    &many->c.f.lse};
+            for (size_t k = 0; k < COUNT(batch); k++)
+                batch[k]->shape[0] = 1;
+            memset(many->c.f.o.data, 0xff, o);
+            memset(many->c.f.lse.data, 0xff, lse);
+            trial_forward(many, *be);
+            assert_memory_equal(many->c.f.o.data, of_many, o);
+            assert_memory_equal(many->c.f.lse.data, lse_of_many, lse);
+            free(of_many);
+            free(lse_of_many);
+            trial_free(many);
+        }
+}
+
 /* ---- rounding ---- */
 
 static void fill_random(const ffpa_tensor *t, ffpa_dtype dtype, uint64_t seed)
@@ -389,7 +430,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(edges_of_rows),    cmocka_unit_test(edges_of_keys),
         cmocka_unit_test(edges_of_columns), cmocka_unit_test(edges_of_splits),
-        cmocka_unit_test(options),          cmocka_unit_test(strides),
+        cmocka_unit_test(options),          cmocka_unit_test(large_blocks),
+        cmocka_unit_test(strides),          cmocka_unit_test(any_batch),
         cmocka_unit_test(masked_garbage),   cmocka_unit_test(scores_in_short_chains),
         cmocka_unit_test(any_threads),
     };

@@ -16,7 +16,7 @@ static void rows_by_panels(const backward_work *w, tile_a a, ptrdiff_t depth,
     do {
         depth = whole - d0 < TILE_DEPTH ? whole - d0 : TILE_DEPTH;
         for (int p = 0; p < w->rb.lanes; p += NR)
-            tile_dots(n, NR, depth, (tile_a){a.p + d0, a.row, 1},
+            tile_dots(n, NR, depth, (tile_a){.p = a.p + d0, .row = a.row, .col = 1},
                       (tile_b){panels + p * whole + d0 * NR, NR},
                       (tile_c){c + (ptrdiff_t)p * w->job->t.bn, NR, d0 > 0});
         d0 += depth;
@@ -116,9 +116,10 @@ bool backward_tile(backward_work *w, int64_t j0, ptrdiff_t n, tile_want want)
     const tile_kind kind = scores_tile(&w->sc, j0, n);
     if (kind == TILE_EMPTY) return false;
     const ptrdiff_t j = j0 - w->chunk0;
-    rows_by_panels(w, (tile_a){w->m.k + j * t->ld_k, t->ld_k, 1}, t->d, w->m.q_panels, w->m.s);
-    rows_by_panels(w, (tile_a){w->m.v + j * t->ld_v, t->ld_v, 1}, t->dv, w->m.dout_panels,
-                   w->m.dp);
+    rows_by_panels(w, (tile_a){.p = w->m.k + j * t->ld_k, .row = t->ld_k, .col = 1}, t->d,
+                   w->m.q_panels, w->m.s);
+    rows_by_panels(w, (tile_a){.p = w->m.v + j * t->ld_v, .row = t->ld_v, .col = 1}, t->dv,
+                   w->m.dout_panels, w->m.dp);
     const bool capped = w->sc.softcap > 0 && want == WANT_KEPT_DX;
     const weights_kind how = {.masked = kind == TILE_MASKED || w->dead_lanes,
                               .kept = w->sc.dropout,
@@ -129,9 +130,10 @@ bool backward_tile(backward_work *w, int64_t j0, ptrdiff_t n, tile_want want)
                               .factor = kind == TILE_SCALED ? w->sc.factor : 1.0f};
     for (int p = 0; p < w->rb.lanes; p += NR) {
         float *s = w->m.s + (ptrdiff_t)p * t->bn;
-        if (kind >= TILE_SCORED) scores_apply(&w->sc, p, s, capped ? w->m.tanhs : NULL);
+        if (kind >= TILE_SCORED)
+            scores_apply(&w->sc, p, scores_whole(&w->sc), s, capped ? w->m.tanhs : NULL);
         if (w->sums) raise_base(w, p, how.factor);
-        if (how.kept) scores_keep(&w->sc, p, w->m.keep);
+        if (how.kept) scores_keep(&w->sc, p, scores_whole(&w->sc), w->m.keep);
         weights_panel(w, p, how);
     }
     return true;
@@ -146,7 +148,7 @@ static void add_dq_tile(const backward_work *w, float *dq, const float *k)
     for (ptrdiff_t d0 = 0; d0 < t->d; d0 += TILE_DEPTH) {
         const ptrdiff_t columns = t->d - d0 < TILE_DEPTH ? t->d - d0 : TILE_DEPTH;
         for (int p = 0; p < w->rb.lanes; p += NR)
-            tile_mul(columns, NR, w->sc.n, (tile_a){k + d0, 1, t->ld_k},
+            tile_mul(columns, NR, w->sc.n, (tile_a){.p = k + d0, .row = 1, .col = t->ld_k},
                      (tile_b){w->m.dx + p, t->ld_p},
                      (tile_c){dq + p * t->d + d0 * NR, NR, true});
     }
@@ -210,7 +212,8 @@ static void add_odd_row(const backward_work *w, const key_gradient *g, int r)
 
 static void add_key_gradient(const backward_work *w, const key_gradient *g)
 {
-    tile_mul(w->sc.n, g->pad, w->rb.lanes, (tile_a){g->weights, w->job->t.ld_p, 1},
+    tile_mul(w->sc.n, g->pad, w->rb.lanes,
+             (tile_a){.p = g->weights, .row = w->job->t.ld_p, .col = 1},
              (tile_b){g->from, g->ld}, (tile_c){g->sum, g->ld, true});
     for (int i = 0; i < g->odds; i++)
         add_odd_row(w, g, g->odd[i]);

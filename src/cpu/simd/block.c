@@ -15,12 +15,22 @@
 
 enum { SLACK = 8 };
 
+/* Query rows of a block. The more, the less often K and V are read again and V copied; the fewer, the more
+ * processors have something to do. */
+static int block_rows(const problem *p)
+{
+    enum { SMALL = 128, LARGE = 256, MANY_BLOCKS = 32 };
+    const int64_t group = p->ask.hk > 0 ? p->ask.hq / p->ask.hk : 0, rows = group * p->ask.nq;
+    if (p->sources & VARLEN_Q)
+        return group * p->total_q * p->ask.hk >= LARGE * MANY_BLOCKS ? LARGE : SMALL;
+    const int64_t blocks = (rows + LARGE - 1) / LARGE * p->ask.b * p->ask.hk;
+    const int64_t most = blocks >= MANY_BLOCKS ? LARGE : SMALL;
+    return rows >= most ? (int)most : rows > NR ? (int)(rows + NR - 1) / NR * NR : NR;
+}
+
 tiles tiles_of(const problem *p)
 {
-    tiles t = {.bm = 128, .bn = 96, .d = p->ask.d, .dv = p->ask.dv};
-    const int64_t rows = p->ask.hk > 0 ? p->ask.nq * (p->ask.hq / p->ask.hk) : 0;
-    if (!(p->sources & VARLEN_Q) && rows < t.bm)
-        t.bm = rows > NR ? (int)(rows + NR - 1) / NR * NR : NR;
+    tiles t = {.bm = block_rows(p), .bn = 96, .d = p->ask.d, .dv = p->ask.dv};
     t.ld = tile_stride(t.d > t.dv ? t.d : t.dv);
     t.bias = scores_scratch(&p->ask, t.bm);
     t.keep = p->dropping ? (size_t)t.bn * NR : 0;
@@ -74,36 +84,48 @@ static void panel_product(const tiles *t, ptrdiff_t m, ptrdiff_t depth, tile_a a
         (a.col == 1 ? tile_dots : tile_mul)(m, NR, depth, a, b, c); /* scores : values */
 }
 
+/* Where the scores of a panel's part are. */
+static float *panel_scores(const tiles *t, const block_scratch *w, int p, tile_part part)
+{
+    return w->s + p * t->bn + part.first * NR;
+}
+
 /* S^T of all panels: depth in chunks, so that a chunk of a Q^T panel stays in L1 over all keys. */
 static void scores_product(const block_state *st, const tiles *t, const block_scratch *w,
                            tile_a k)
 {
-    const ptrdiff_t n = st->sc.n;
     const ptrdiff_t whole = t->pairs ? pairs_count(t->d) : t->d;
     ptrdiff_t d0 = 0;
     do {
         const ptrdiff_t depth = whole - d0 < TILE_DEPTH ? whole - d0 : TILE_DEPTH;
-        for (int p = 0; p < st->rb.lanes; p += NR)
-            panel_product(t, n, depth, (tile_a){k.p + d0, k.row, 1},
+        for (int p = 0; p < st->rb.lanes; p += NR) {
+            const tile_part part = st->part[p / NR];
+            panel_product(t, part.n, depth,
+                          (tile_a){k.p + part.first * k.row + d0, k.row, 1, k.ahead},
                           (tile_b){w->q + p * whole + d0 * NR, NR},
-                          (tile_c){w->s + (ptrdiff_t)p * t->bn, NR, d0 > 0});
+                          (tile_c){panel_scores(t, w, p, part), NR, d0 > 0});
+        }
         d0 += depth;
     } while (d0 < whole);
 }
 
 /* O^T of all panels += the V tile; columns in chunks, so that a chunk stays in L2 over all panels. */
 static void values_product(const block_state *st, const tiles *t, const block_scratch *w,
-                           ptrdiff_t n)
+                           tile_ahead *ahead)
 {
-    const ptrdiff_t depth = t->pairs ? pairs_count(n) : n;
     const ptrdiff_t panel = t->pairs ? pairs_count(t->bn) : t->bn;
     const float *weights = t->pairs ? w->pairs : w->s;
     for (ptrdiff_t d0 = 0; d0 < t->dv; d0 += TILE_DEPTH) {
         const ptrdiff_t columns = t->dv - d0 < TILE_DEPTH ? t->dv - d0 : TILE_DEPTH;
-        for (int p = 0; p < st->rb.lanes; p += NR)
-            panel_product(t, columns, depth, (tile_a){w->kv + d0, 1, t->ld},
-                          (tile_b){weights + p * panel, NR},
+        for (int p = 0; p < st->rb.lanes; p += NR) {
+            const tile_part part = st->part[p / NR];
+            const ptrdiff_t first = t->pairs ? part.first / 2 : part.first; /* which is even */
+            if (part.n == 0 && !st->fresh) continue;
+            panel_product(t, columns, t->pairs ? pairs_count(part.n) : part.n,
+                          (tile_a){w->kv + first * t->ld + d0, 1, t->ld, ahead},
+                          (tile_b){weights + p * panel + first * NR, NR},
                           (tile_c){w->o + p * t->dv + d0 * NR, NR, !st->fresh});
+        }
     }
 }
 
@@ -140,8 +162,8 @@ static void move_base(block_state *st, const tiles *t, const block_scratch *w, i
 static void softmax_panel(block_state *st, const tiles *t, const block_scratch *w, int p,
                           float factor)
 {
-    float *s = w->s + (ptrdiff_t)p * t->bn;
-    const ptrdiff_t n = st->sc.n;
+    const ptrdiff_t n = st->part[p / NR].n;
+    float *s = panel_scores(t, w, p, st->part[p / NR]);
     float *m = st->m + p, *l = st->l + p;
     vf top[2] = {vset(-INFINITY), vset(-INFINITY)};
     for (ptrdiff_t j = 0; j < n; j++)
@@ -170,8 +192,9 @@ static void softmax_panel(block_state *st, const tiles *t, const block_scratch *
 
 static void drop_weights(const block_state *st, const block_scratch *w, int p, float *s)
 {
-    scores_keep(&st->sc, p, w->keep);
-    for (ptrdiff_t i = 0; i < st->sc.n * NR; i += VL)
+    const tile_part part = st->part[p / NR];
+    scores_keep(&st->sc, p, part, w->keep);
+    for (ptrdiff_t i = 0; i < part.n * NR; i += VL)
         vstore(s + i, vload(s + i) * vload(w->keep + i));
 }
 
@@ -214,9 +237,10 @@ static void softmax_tile(block_state *st, const tiles *t, const block_scratch *w
                          tile_kind kind)
 {
     for (int p = 0; p < st->rb.lanes; p += NR) {
-        float *s = w->s + (ptrdiff_t)p * t->bn;
+        const tile_part part = st->part[p / NR];
+        float *s = panel_scores(t, w, p, part);
         const bool done = kind != TILE_PLAIN && kind != TILE_SCALED;
-        if (done) scores_apply(&st->sc, p, s, NULL);
+        if (done) scores_apply(&st->sc, p, part, s, NULL);
         softmax_panel(st, t, w, p, done ? 1.0f : st->sc.factor);
         if (st->sc.dropout) drop_weights(st, w, p, s);
     }
@@ -228,7 +252,7 @@ static tile_a load_keys(const block_state *st, const tiles *t, const block_scrat
 {
     const ffpa_tensor *k = &st->rb.c->f.k;
     const int64_t j0 = st->sc.j0, page_bytes = 4096;
-    const tile_a scratch = {w->kv, t->ld, 1};
+    const tile_a scratch = {.p = w->kv, .row = t->ld, .col = 1};
     if (t->pairs) {
         pairs_load_keys(w->kv, t->ld, &st->rb, j0, st->sc.n);
         return scratch;
@@ -236,7 +260,8 @@ static tile_a load_keys(const block_state *st, const tiles *t, const block_scrat
     const bool even =
         !st->rb.s->page_size && k->stride[2] * (int64_t)sizeof(float) % page_bytes;
     if (k->dtype == FFPA_F32 && row_contiguous(k) && even)
-        return (tile_a){sequence_key(st->rb.s, k, st->rb.hk, j0), k->stride[2], 1};
+        return (tile_a){
+            .p = sequence_key(st->rb.s, k, st->rb.hk, j0), .row = k->stride[2], .col = 1};
     rows_load_keys(w->kv, t->ld, &st->rb, k, j0, st->sc.n);
     return scratch;
 }
@@ -257,16 +282,39 @@ static int load_values(const block_state *st, const tiles *t, const block_scratc
     return odds;
 }
 
+/* What to fetch during a product: the rows of K or V of a tile at key j, if they lie evenly. */
+static tile_ahead rows_ahead(const block_state *st, const tiles *t, const ffpa_tensor *x,
+                             int64_t j)
+{
+    const ptrdiff_t size = (ptrdiff_t)dtype_bytes(x->dtype), bytes = x->shape[3] * size;
+    const ptrdiff_t tiles_of_c = (st->rb.lanes / NR) * (t->bn / MR), lines = t->bn * bytes / 64;
+    const int64_t left = st->end - j < t->bn ? st->end - j : t->bn;
+    if (st->rb.s->page_size || !row_contiguous(x) || left <= 0) return (tile_ahead){NULL};
+    return (tile_ahead){.row = sequence_key(st->rb.s, x, st->rb.hk, j),
+                        .stride = x->stride[2] * size,
+                        .bytes = bytes,
+                        .rows = left,
+                        .share = lines / tiles_of_c + 1};
+}
+
 static void tile_run(block_state *st, const tiles *t, const block_scratch *w, tile_kind kind)
 {
-    const ptrdiff_t n = st->sc.n;
     int16_t odd[MAX_KEYS];
-    scores_product(st, t, w, load_keys(st, t, w));
+    tile_ahead values = rows_ahead(st, t, &st->rb.c->f.v, st->sc.j0);
+    tile_ahead keys = rows_ahead(st, t, &st->rb.c->f.k, st->sc.j0 + t->bn);
+    for (int p = 0; p < st->rb.lanes; p += NR)
+        st->part[p / NR] = scores_part(&st->sc, p);
+    tile_a k = load_keys(st, t, w);
+    k.ahead = &values;
+    scores_product(st, t, w, k);
     softmax_tile(st, t, w, kind);
-    for (int p = 0; t->pairs && p < st->rb.lanes; p += NR)
-        pairs_weights(w->pairs + p * pairs_count(t->bn), w->s + (ptrdiff_t)p * t->bn, n);
+    for (int p = 0; t->pairs && p < st->rb.lanes; p += NR) {
+        const tile_part part = st->part[p / NR];
+        pairs_weights(w->pairs + p * pairs_count(t->bn) + part.first / 2 * NR,
+                      panel_scores(t, w, p, part), part.n);
+    }
     const int odds = load_values(st, t, w, kind, odd);
-    values_product(st, t, w, n);
+    values_product(st, t, w, &keys);
     st->fresh = false;
     for (int i = 0; i < odds; i++)
         add_odd_value(st, t, w, odd[i]);
@@ -284,6 +332,8 @@ static void tile_run_few(block_state *st, const tiles *t, const block_scratch *w
                   .s = w->s,
                   .panel_keys = t->bn};
     int16_t odd[MAX_KEYS];
+    for (int p = 0; p < st->rb.lanes; p += NR)
+        st->part[p / NR] = scores_whole(&st->sc);
     few_locate(&f);
     few_scores(&f, w->q);
     softmax_tile(st, t, w, kind);

@@ -32,9 +32,10 @@ typedef struct block_state {
     row_block rb;
     scores sc;
     float m[MAX_ROWS], l[MAX_ROWS];
-    bool few;    /* at most FEW_ROWS rows */
-    bool fresh;  /* no key yet: o is not initialised */
-    int64_t end; /* of the keys to come */
+    tile_part part[MAX_ROWS / NR]; /* of the tile, for each panel */
+    bool few;                      /* at most FEW_ROWS rows */
+    bool fresh;                    /* no key yet: o is not initialised */
+    int64_t end;                   /* of the keys to come */
 } block_state;
 
 #define tiles_of ISA_NAME(tiles_of)

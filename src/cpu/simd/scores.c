@@ -102,42 +102,43 @@ tile_kind scores_tile(scores *sc, int64_t j0, ptrdiff_t n)
     return sc->factor == 1.0f ? TILE_PLAIN : TILE_SCALED;
 }
 
-static void apply_softcap(const scores *sc, float *s, float *tanhs)
+static void apply_softcap(const scores *sc, ptrdiff_t n, float *s, float *tanhs)
 {
     const vf c = vset(sc->softcap), factor = vset(sc->factor);
-    for (ptrdiff_t i = 0; i < sc->n * NR; i += VL) {
+    for (ptrdiff_t i = 0; i < n * NR; i += VL) {
         const vf t = vtanh(vload(s + i) * factor);
         if (tanhs) vstore(tanhs + i, t);
         vstore(s + i, c * t);
     }
 }
 
-static void apply_factor(const scores *sc, float *s)
+static void apply_factor(const scores *sc, ptrdiff_t n, float *s)
 {
     const vf factor = vset(sc->factor);
-    for (ptrdiff_t i = 0; i < sc->n * NR; i += VL)
+    for (ptrdiff_t i = 0; i < n * NR; i += VL)
         vstore(s + i, vload(s + i) * factor);
 }
 
-static void apply_bias(const scores *sc, int lane0, float *s)
+static void apply_bias(const scores *sc, int lane0, tile_part part, float *s)
 {
-    const float *bias = sc->bias + (ptrdiff_t)lane0 * MAX_KEYS;
+    const float *bias = sc->bias + (ptrdiff_t)lane0 * MAX_KEYS + part.first * NR;
     const vf removed = vset(-INFINITY);
-    for (ptrdiff_t i = 0; i < sc->n * NR; i += VL) {
+    for (ptrdiff_t i = 0; i < part.n * NR; i += VL) {
         const vf b = vload(bias + i);
         vstore(s + i, vselect(b == removed, removed, vload(s + i) + b));
     }
 }
 
-static void apply_alibi(const scores *sc, int lane0, float *s)
+static void apply_alibi(const scores *sc, int lane0, tile_part part, float *s)
 {
     const row_block *rb = sc->rb;
+    const int64_t j0 = sc->j0 + part.first;
     for (int half = 0; half < NR; half += VL) {
         const vf slope = vload(sc->slope + lane0 + half);
         vf distance; /* exact up to 2^24 keys apart */
         for (int r = 0; r < VL; r++)
-            distance[r] = (float)(rb->query[lane0 + half + r] + rb->s->nk - rb->s->nq - sc->j0);
-        for (ptrdiff_t j = 0; j < sc->n; j++) {
+            distance[r] = (float)(rb->query[lane0 + half + r] + rb->s->nk - rb->s->nq - j0);
+        for (ptrdiff_t j = 0; j < part.n; j++) {
             float *p = s + j * NR + half;
             vstore(p, vload(p) - slope * vabs(distance));
             distance -= vset(1.0f);
@@ -158,21 +159,43 @@ vi scores_allowed(const scores *sc, int lane0, ptrdiff_t j)
     return allowed & ~(vload(bias) == vset(-INFINITY));
 }
 
+tile_part scores_part(const scores *sc, int lane0)
+{
+    const row_block *rb = sc->rb;
+    const int64_t end = sc->j0 + sc->n;
+    int64_t first = end, last = sc->j0, from = sc->j0, to = end;
+    if (!sc->ranged) return scores_whole(sc);
+    for (int r = lane0; r < lane0 + NR;
+         r++) { /* the union of the lanes' ranges, and what all of them see */
+        if (rb->from[r] < rb->to[r]) {
+            first = rb->from[r] < first ? rb->from[r] : first;
+            last = rb->to[r] > last ? rb->to[r] : last;
+        }
+        from = rb->from[r] > from ? rb->from[r] : from;
+        to = rb->to[r] < to ? rb->to[r] : to;
+    }
+    first = first < sc->j0 ? sc->j0 : first - (first - sc->j0) % 2;
+    last = last > end ? end : last;
+    if (first >= last) return (tile_part){0, 0, true};
+    return (tile_part){first - sc->j0, last - first, from > first || to < last};
+}
+
 static int32_t clamp_key(int64_t j, ptrdiff_t n)
 {
     return (int32_t)(j < 0 ? 0 : j > n ? n : j);
 }
 
-static void apply_ranges(const scores *sc, int lane0, float *s)
+static void apply_ranges(const scores *sc, int lane0, tile_part part, float *s)
 {
     const row_block *rb = sc->rb;
+    const int64_t j0 = sc->j0 + part.first;
     for (int half = 0; half < NR; half += VL) {
         vi from, to;
         for (int r = 0; r < VL; r++) {
-            from[r] = clamp_key(rb->from[lane0 + half + r] - sc->j0, sc->n);
-            to[r] = clamp_key(rb->to[lane0 + half + r] - sc->j0, sc->n);
+            from[r] = clamp_key(rb->from[lane0 + half + r] - j0, part.n);
+            to[r] = clamp_key(rb->to[lane0 + half + r] - j0, part.n);
         }
-        for (ptrdiff_t j = 0; j < sc->n; j++) {
+        for (ptrdiff_t j = 0; j < part.n; j++) {
             const vi key = viset((int32_t)j), seen = (key >= from) & (key < to);
             float *p = s + j * NR + half;
             vstore(p, vselect(seen, vload(p), vset(-INFINITY)));
@@ -180,15 +203,15 @@ static void apply_ranges(const scores *sc, int lane0, float *s)
     }
 }
 
-void scores_apply(const scores *sc, int lane0, float *s, float *tanhs)
+void scores_apply(const scores *sc, int lane0, tile_part part, float *s, float *tanhs)
 {
     if (sc->softcap > 0)
-        apply_softcap(sc, s, tanhs);
+        apply_softcap(sc, part.n, s, tanhs);
     else
-        apply_factor(sc, s);
-    if (sc->alibi) apply_alibi(sc, lane0, s);
-    if (sc->bias) apply_bias(sc, lane0, s);
-    if (sc->ranged) apply_ranges(sc, lane0, s);
+        apply_factor(sc, part.n, s);
+    if (sc->alibi) apply_alibi(sc, lane0, part, s);
+    if (sc->bias) apply_bias(sc, lane0, part, s);
+    if (part.ranged) apply_ranges(sc, lane0, part, s);
 }
 
 /* Philox as core/dropout.c has it, a lane per query row; the four words are four neighbouring keys. */
@@ -208,8 +231,9 @@ static void philox_lanes(const dropout_key *key, vu counter[4])
     }
 }
 
-void scores_keep(const scores *sc, int lane0, float *keep)
+void scores_keep(const scores *sc, int lane0, tile_part part, float *keep)
 {
+    const int64_t j0 = sc->j0 + part.first;
     const row_block *rb = sc->rb;
     const int64_t heads = rb->c->f.q.shape[1];
     const vf kept = vset(sc->key.keep_scale);
@@ -221,12 +245,12 @@ void scores_keep(const scores *sc, int lane0, float *keep)
             query[r] = (uint32_t)rb->query[lane0 + half + r];
             head[r] = (uint32_t)(rb->b * heads + rb->head[lane0 + half + r]);
         }
-        for (int64_t four = sc->j0 / 4; four * 4 < sc->j0 + sc->n; four++) {
+        for (int64_t four = j0 / 4; four * 4 < j0 + part.n; four++) {
             vu word[4] = {vuset((uint32_t)four), query, head, vuset(sc->key.offset)};
             philox_lanes(&sc->key, word);
             for (int w = 0; w < 4; w++) {
-                const int64_t j = four * 4 + w - sc->j0;
-                if (j < 0 || j >= sc->n) continue;
+                const int64_t j = four * 4 + w - j0;
+                if (j < 0 || j >= part.n) continue;
                 const vi keeps = (vi)(word[w] >= threshold) & none;
                 vstore(keep + j * NR + half, vbits(keeps & vint(kept)));
             }

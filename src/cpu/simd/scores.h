@@ -50,17 +50,30 @@ void scores_begin(scores *sc, const row_block *rb, float *scratch);
 #define scores_tile ISA_NAME(scores_tile)
 tile_kind scores_tile(scores *sc, int64_t j0, ptrdiff_t n);
 
-/* Turn <q, k> into scores, in place, for lanes lane0 .. lane0 + NR - 1. With softcap and
- * `tanhs` not NULL, t / c of each element goes there: the derivative of the cap is 1 - (t / c)^2. */
+/* Keys first .. first + n - 1 of a tile. */
+typedef struct tile_part {
+    ptrdiff_t first, n;
+    bool ranged; /* causal or window cuts through them */
+} tile_part;
+
+/* The whole tile, and what of it some lane of the panel at lane0 may see as far as causal and window go:
+ * an even start, n = 0 if nothing. */
+INLINE tile_part scores_whole(const scores *sc) { return (tile_part){0, sc->n, sc->ranged}; }
+#define scores_part ISA_NAME(scores_part)
+tile_part scores_part(const scores *sc, int lane0);
+
+/* Turn <q, k> into scores, in place, for lanes lane0 .. lane0 + NR - 1; s is where the part's first key is.
+ * With softcap and `tanhs` not NULL, t / c of each element goes there: the derivative of the cap is
+ * 1 - (t / c)^2. */
 #define scores_apply ISA_NAME(scores_apply)
-void scores_apply(const scores *sc, int lane0, float *s, float *tanhs);
+void scores_apply(const scores *sc, int lane0, tile_part part, float *s, float *tanhs);
 
 /* Which of VL lanes from lane0 on may see key j0 + j of the tile: all bits set, or none. */
 #define scores_allowed ISA_NAME(scores_allowed)
 vi scores_allowed(const scores *sc, int lane0, ptrdiff_t j);
 
-/* Dropout factors of the tile's elements, keep / (1 - p), for lanes lane0 .. lane0 + NR - 1. */
+/* Dropout factors of the part's elements, keep / (1 - p), for lanes lane0 .. lane0 + NR - 1. */
 #define scores_keep ISA_NAME(scores_keep)
-void scores_keep(const scores *sc, int lane0, float *keep);
+void scores_keep(const scores *sc, int lane0, tile_part part, float *keep);
 
 #endif

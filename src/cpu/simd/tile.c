@@ -122,12 +122,25 @@ typedef struct panel {
     tile_c c;
 } panel;
 
+static void fetch(tile_ahead *next)
+{
+    for (ptrdiff_t i = 0; i < next->share && next->rows > 0; i++) {
+        __builtin_prefetch(next->row + next->at, 0, 2);
+        next->at += LINE * (ptrdiff_t)sizeof(float);
+        if (next->at < next->bytes) continue;
+        next->at = 0;
+        next->row += next->stride;
+        next->rows--;
+    }
+}
+
 static void panel_mul(enum walk walk, const panel *p)
 {
     for (ptrdiff_t i = 0, left = (p->m + MR - 1) / MR; left > 0; left--) {
         const ptrdiff_t rows = (p->m - i + left - 1) / left; /* even: short blocks are slow */
-        const tile_a a = {p->a.p + i * p->a.row, p->a.row, p->a.col};
+        const tile_a a = {p->a.p + i * p->a.row, p->a.row, p->a.col, NULL};
         const tile_c c = {p->c.p + i * p->c.ld, p->c.ld, p->c.add};
+        if (p->a.ahead) fetch(p->a.ahead);
         blocks[rows][walk](&p->size, &a, &p->b, &c);
         i += rows;
     }

@@ -34,9 +34,19 @@ INLINE ptrdiff_t tile_chain(ptrdiff_t depth)
     return depth <= 64 ? 16 : depth <= 128 ? 32 : TILE_CHAIN;
 }
 
+/* Memory to fetch while a product runs, a few cache lines per register tile: a burst would stall the loads
+ * behind it. */
+typedef struct tile_ahead {
+    const char *row;               /* the next row; NULL = nothing */
+    ptrdiff_t stride, bytes, rows; /* bytes between rows, bytes of a row, rows left */
+    ptrdiff_t at;                  /* next byte of the row */
+    ptrdiff_t share;               /* lines per register tile */
+} tile_ahead;
+
 typedef struct tile_a { /* element (i, k) is p[i * row + k * col]; any strides, any alignment */
     const float *p;
     ptrdiff_t row, col;
+    tile_ahead *ahead; /* NULL = nothing */
 } tile_a;
 
 typedef struct tile_b { /* element (k, j) is p[k * ld + j]; element alignment suffices */
