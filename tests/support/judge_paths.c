@@ -1,5 +1,6 @@
 /* judge_paths.c - contexts made once per test program and given back at exit. */
 #include "support/judge_paths.h"
+#include "support/poison_alloc.h"
 #include "support/unit.h"
 
 #include <stdio.h>
@@ -26,6 +27,8 @@ static ffpa_status create(const char *backend, const char *isa, int threads, ffp
     options.backend = backend;
     options.cpu_isa = isa;
     options.threads = threads;
+    options.alloc = poison_alloc;
+    options.free = poison_free;
     return ffpa_context_create(&options, ctx);
 }
 

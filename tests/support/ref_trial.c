@@ -3,6 +3,7 @@
 
 #include "core/plan.h"
 #include "cpu/element.h"
+#include "support/poison_alloc.h"
 #include "support/unit.h"
 
 #include <stdlib.h>
@@ -219,7 +220,7 @@ static void run(trial *t, const backend *be, ffpa_op op)
 {
     const ffpa_backward_params gradients = t->c.g;
     ffpa_context context = {
-        .alloc = allocator_default, .policy = FFPA_ALLOW_SLOW, .list = {be}};
+        .alloc = {poison_alloc, poison_free, NULL}, .policy = FFPA_ALLOW_SLOW, .list = {be}};
     problem p;
     ffpa_plan *plan;
     context.pool = pool_new(&context.alloc, t->threads);
