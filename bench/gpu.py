@@ -3,7 +3,7 @@
 for groups (GQA), few queries of many keys, decode, and what the first call of a variant costs.
 
 Every case runs with the library, with the fastest of PyTorch's backends that takes it, and with the library again;
-the roofs (GEMM, copy) are measured in the same process before and after. Medians by CUDA events, after four calls that
+the roofs (GEMM, copy) are measured in the same process before and after. Medians by CUDA events, after a few calls that
 do not count; long calls are repeated less often. FLOP = 2 B Hq pairs (D + Dv), backward 2.5 times that. Of decode, the
 bytes of K and V; of_roof is the share of the GEMM's rate, or of the copy's (bytes read and written).
 
