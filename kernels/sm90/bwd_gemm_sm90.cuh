@@ -27,6 +27,8 @@
 //
 // Registers of a math thread: sums 192, addresses 40. Shared: ring 3 x 56 KiB (4 x 48 at 128 columns), staging 2 x 24.
 #include "sm90/bwd_guard_sm90.cuh"
+#include "sm90/ring_sm90.cuh"
+#include "sm90/store_sm90.cuh"
 #include "sm90/wgmma_sm90.cuh"
 
 static constexpr int STAGES = products_stages(COLUMNS), SLOT_BLOCKS = products_slot_blocks(COLUMNS),
@@ -45,14 +47,9 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= products_shared_bytes(COLUMNS) && sizeof(Shared) <= 227 * 1024, "shared budget");
 
-struct Ring {
-    u32 s, parity;
-    u32 raws, count; // of the loader: guarded steps, tiles so far
+struct Loads : Ring { // of the loading thread
+    u32 raws, count; // guarded steps, tiles so far
 };
-FFPA_DEVICE void advance(Ring &r)
-{
-    if (++r.s == STAGES) r.s = 0, r.parity ^= 1;
-}
 
 __device__ __align__(128) u8 zeros[4 * BLOCK]; // stand in for blocks of P and dS that nobody wrote
 
@@ -63,17 +60,17 @@ struct Slot {
 };
 
 // Wait for slot r and announce a step's bytes: to the warpgroups, or to the guards, who pass it on.
-template <int WIDTH> FFPA_DEVICE Slot open_slot(Shared &sm, Ring &r, bool guarded)
+template <int WIDTH> FFPA_DEVICE Slot open_slot(Shared &sm, Loads &r, bool guarded)
 {
-    mbar_wait(smem_addr(&sm.free[r.s]), r.parity ^ 1);
-    u32 bar = smem_addr(&sm.full[r.s]);
+    mbar_wait(smem_addr(&sm.free[r.slot]), r.parity ^ 1);
+    u32 bar = smem_addr(&sm.full[r.slot]);
     if (guarded) {
         const int q = r.raws++ % RAWS;
-        sm.raw_slot[q] = r.s, sm.raw_item[q] = r.count % ITEMS;
+        sm.raw_slot[q] = r.slot, sm.raw_item[q] = r.count % ITEMS;
         bar = smem_addr(&sm.raw[q]);
     }
     mbar_expect(bar, Tile<WIDTH>::BYTES);
-    return {smem_addr(sm.slot[r.s]), bar};
+    return {smem_addr(sm.slot[r.slot]), bar};
 }
 
 template <int WIDTH>
@@ -84,17 +81,17 @@ FFPA_DEVICE void load_chunks(u32 at, u32 full, const k_map &map, int column, int
 }
 
 // A sum of nothing: one step of zeros.
-template <int WIDTH> FFPA_DEVICE void load_nothing(Shared &sm, Ring &r)
+template <int WIDTH> FFPA_DEVICE void load_nothing(Shared &sm, Loads &r)
 {
     const Slot to = open_slot<WIDTH>(sm, r, false);
 #pragma unroll 1
     for (int i = 0; i < Tile<WIDTH>::CHUNKS + Tile<WIDTH>::ROWS64; i++) bulk_load(to.at + i * BLOCK, zeros, BLOCK, to.bar);
-    advance(r);
+    ring_next<STAGES>(r);
 }
 
 // dQ: blocks of the tile's rows, one key block a step. No division in the loops over steps: a step of the 128-column kind
 // is 512 clocks.
-template <int WIDTH> FFPA_DEVICE void load_queries(const products_args &a, Shared &sm, Ring &r, const Item &it)
+template <int WIDTH> FFPA_DEVICE void load_queries(const products_args &a, Shared &sm, Loads &r, const Item &it)
 {
     typedef Tile<WIDTH> T;
     const i64 row_bytes = a.chunk.ld / 64 * BLOCK;
@@ -114,12 +111,12 @@ template <int WIDTH> FFPA_DEVICE void load_queries(const products_args &a, Share
             bulk_load(to.at + (T::CHUNKS + i) * BLOCK, there ? src + i * row_bytes : zeros, BLOCK, to.bar);
         }
         load_chunks<WIDTH>(to.at, to.bar, a.b[DQ], it.column, (int)sm.seq.k_row + j * 64, hk, (int)sm.seq.k_batch);
-        advance(r);
+        ring_next<STAGES>(r);
     }
 }
 
 // dV, dK: blocks of the tile's keys, which lie together, one block of rows a step; what they do not see is zeros.
-template <int WIDTH> FFPA_DEVICE void load_keys(const products_args &a, Shared &sm, Ring &r, const Item &it)
+template <int WIDTH> FFPA_DEVICE void load_keys(const products_args &a, Shared &sm, Loads &r, const Item &it)
 {
     typedef Tile<WIDTH> T;
     const i64 row_bytes = a.chunk.ld / 64 * BLOCK;
@@ -140,12 +137,12 @@ template <int WIDTH> FFPA_DEVICE void load_keys(const products_args &a, Shared &
             if (end < T::ROWS64) bulk_load(blocks + end * BLOCK, zeros, (T::ROWS64 - end) * BLOCK, to.bar);
             load_chunks<WIDTH>(to.at, to.bar, a.b[it.product], it.column, (int)sm.seq.q_row + j * 64, a.chunk.h0 + head,
                                (int)sm.seq.q_batch);
-            advance(r);
+            ring_next<STAGES>(r);
         }
     }
 }
 
-template <int WIDTH> FFPA_DEVICE void load_tile(const products_args &a, Shared &sm, Ring &r, const Item &it)
+template <int WIDTH> FFPA_DEVICE void load_tile(const products_args &a, Shared &sm, Loads &r, const Item &it)
 {
     if (it.heads.from >= it.heads.to || it.blocks.from >= it.blocks.to)
         load_nothing<WIDTH>(sm, r);
@@ -159,7 +156,7 @@ template <int WIDTH> FFPA_DEVICE void load_tile(const products_args &a, Shared &
 // says that there is none.
 FFPA_DEVICE void load_tiles(const products_args &a, Shared &sm)
 {
-    Ring r = {0, 0, 0, 0};
+    Loads r = {{0, 0}, 0, 0};
 #pragma unroll 1
     for (;;) {
         Item &it = sm.item[r.count % ITEMS];
@@ -183,8 +180,8 @@ FFPA_DEVICE void load_tiles(const products_args &a, Shared &sm)
         r.count++;
     }
     sm.item[r.count % ITEMS].product = NONE;
-    mbar_wait(smem_addr(&sm.free[r.s]), r.parity ^ 1);
-    mbar_arrive(smem_addr(&sm.full[r.s]));
+    mbar_wait(smem_addr(&sm.free[r.slot]), r.parity ^ 1);
+    mbar_arrive(smem_addr(&sm.full[r.slot]));
     if (!GUARDED) return;
     sm.raw_slot[r.raws % RAWS] = -1;
     mbar_arrive(smem_addr(&sm.raw[r.raws % RAWS]));
@@ -209,8 +206,6 @@ FFPA_DEVICE void guard_steps(Shared &sm)
 
 // ---- mathematics
 
-FFPA_DEVICE u32 pack(float x, float y) { return DTYPE == F16 ? pack_f16(x, y) : pack_bf16(x, y); }
-
 // acc += A B over `steps` ring slots. A slot is released when the wgmma of the next one are under way.
 // K_MAJOR: the sum runs along the rows of the blocks (dQ: keys), not down their columns (dV, dK: query rows).
 template <int WIDTH, bool K_MAJOR>
@@ -221,9 +216,9 @@ FFPA_DEVICE void multiply(float (&lo)[Tile<WIDTH>::ACC], float (&hi)[Tile<WIDTH>
     u32 before = 0;
 #pragma unroll 1
     for (int j = 0; j < steps; j++) {
-        const u32 at = opaque(desc_chunks(smem_addr(sm.slot[r.s]), BLOCK));
+        const u32 at = opaque(desc_chunks(smem_addr(sm.slot[r.slot]), BLOCK));
         const u32 chunks = at, blocks = at + T::CHUNKS * NEXT, half = wg * 2 * NEXT;
-        mbar_wait(smem_addr(&sm.full[r.s]), r.parity);
+        mbar_wait(smem_addr(&sm.full[r.slot]), r.parity);
         wgmma_fence();
 #pragma unroll
         for (u32 k = 0; k < 4; k++) {
@@ -244,8 +239,8 @@ FFPA_DEVICE void multiply(float (&lo)[Tile<WIDTH>::ACC], float (&hi)[Tile<WIDTH>
         wgmma_commit();
         wgmma_wait<1>();
         if (j > 0 && elected) mbar_arrive(before);
-        before = smem_addr(&sm.free[r.s]);
-        advance(r);
+        before = smem_addr(&sm.free[r.slot]);
+        ring_next<STAGES>(r);
     }
     wgmma_wait<0>();
     pin(lo);
@@ -286,8 +281,8 @@ FFPA_DEVICE void store_acc(const float (&acc)[Tile<WIDTH>::ACC], const products_
 #pragma unroll
     for (int g = 0; g < T::ACC / 8; g++) {
         const float *x = acc + 8 * g;
-        const u32 p[4] = {pack(x[0] * scale, x[1] * scale), pack(x[2] * scale, x[3] * scale),
-                          pack(x[4] * scale, x[5] * scale), pack(x[6] * scale, x[7] * scale)};
+        const u32 p[4] = {pack2(x[0] * scale, x[1] * scale), pack2(x[2] * scale, x[3] * scale),
+                          pack2(x[4] * scale, x[5] * scale), pack2(x[6] * scale, x[7] * scale)};
         const u32 block = staging + (g >> 2) * BLOCK;
         if (T::TURNED)
             stmatrix4_trans(block + (g & 3) * 2048 + r * 128 + (((warp * 2 + (lane >> 3 & 1)) ^ (lane & 7)) << 4), p[0],
@@ -354,10 +349,10 @@ template <int WIDTH> FFPA_DEVICE void make_tile(const products_args &a, Shared &
 
 FFPA_DEVICE void make_tiles(const products_args &a, Shared &sm)
 {
-    Ring r = {0, 0, 0, 0};
+    Ring r = {0, 0};
 #pragma unroll 1
     for (u32 count = 0;; count++) {
-        mbar_wait(smem_addr(&sm.full[r.s]), r.parity);
+        mbar_wait(smem_addr(&sm.full[r.slot]), r.parity);
         const Item &it = sm.item[count % ITEMS];
         if (it.product == NONE) break;
         if constexpr (SLIMS == 0)
@@ -377,10 +372,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) ffpa_kernel(const __grid_co
     extern __shared__ __align__(1024) u8 smem[];
     Shared &sm = *(Shared *)smem;
     if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; s++) {
-            mbar_init(smem_addr(&sm.full[s]), 1);
-            mbar_init(smem_addr(&sm.free[s]), 2);
-        }
+        ring_init(sm.full, sm.free, STAGES, 2);
         for (int q = 0; q < RAWS; q++) mbar_init(smem_addr(&sm.raw[q]), 1);
         mbar_init_fence();
     }

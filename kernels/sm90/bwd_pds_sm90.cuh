@@ -24,6 +24,8 @@
 #include "common/dropout.cuh"
 #include "common/scores.cuh"
 #include "common/shapes.h"
+#include "sm90/ring_sm90.cuh"
+#include "sm90/store_sm90.cuh"
 #include "sm90/wgmma_sm90.cuh"
 
 static constexpr int BM = 128, BN = 192, GROUPS = BN / 16;
@@ -169,7 +171,6 @@ FFPA_DEVICE void load_tiles(const pds90_args &a, Shared &sm)
 
 // ---- mathematics
 
-FFPA_DEVICE u32 pack(float x, float y) { return DTYPE == F16 ? pack_f16(x, y) : pack_bf16(x, y); }
 FFPA_DEVICE float low_of(u32 pair)
 {
     return DTYPE == F16 ? f32_of_f16((u16)pair) : __uint_as_float(pair << 16);
@@ -299,7 +300,7 @@ FFPA_DEVICE void drop(const pds90_args &a, const Math &m, int g, float (&p)[8], 
 
 FFPA_DEVICE void put_group(u32 at, const float (&x)[8])
 {
-    stmatrix4(at, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+    stmatrix4(at, pack2(x[0], x[1]), pack2(x[2], x[3]), pack2(x[4], x[5]), pack2(x[6], x[7]));
 }
 FFPA_DEVICE u32 group_at(const Math &m, int g) { return m.base + (g >> 2) * BLOCK + (m.swizzle ^ ((g & 3) << 5)); }
 
@@ -338,7 +339,7 @@ FFPA_DEVICE void group_ds(const pds90_args &a, const Math &m, const float (&dp)[
     for (int i = 0; i < 4; i++) {
         const float x = ds_of(a, m, low_of(w[i]), dp[8 * g + 2 * i], m.delta[i & 1]);
         const float y = ds_of(a, m, high_of(w[i]), dp[8 * g + 2 * i + 1], m.delta[i & 1]);
-        w[i] = pack(x, y);
+        w[i] = pack2(x, y);
     }
     stmatrix4(at, w[0], w[1], w[2], w[3]);
 }
@@ -458,10 +459,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) ffpa_kernel(const __grid_co
     extern __shared__ __align__(1024) u8 smem[];
     Shared &sm = *(Shared *)smem;
     if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; s++) {
-            mbar_init(smem_addr(&sm.full[s]), 1);
-            mbar_init(smem_addr(&sm.free[s]), 2);
-        }
+        ring_init(sm.full, sm.free, STAGES, 2);
         mbar_init_fence();
     }
     __syncthreads();

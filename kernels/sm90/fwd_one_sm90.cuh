@@ -31,6 +31,7 @@
 #include "common/dropout.cuh"
 #include "common/shapes.h"
 #include "sm90/guard_sm90.cuh"
+#include "sm90/ring_sm90.cuh"
 #include "sm90/softmax_sm90.cuh"
 #include "sm90/store_sm90.cuh"
 #include "sm90/wgmma_sm90.cuh"
@@ -65,14 +66,6 @@ static_assert(S_BYTES <= SHARED && S_BARS + 512 == SHARED, "shapes.h disagrees")
 static_assert(SHARED <= 227 * 1024, "shared budget: fewer slots, smaller BN");
 static_assert((TEAMS == 2 || TEAMS == 3) && BM % 64 == 0 && BN % 16 == 0, "whole teams, whole steps");
 static_assert(WIDE / 2 + BN / 2 + BN / 4 + 24 <= MATH_REGS, "register budget: smaller BN");
-
-struct Ring { // of slots: the next one and the parity of its phase
-    u32 slot, parity;
-};
-template <int STAGES> FFPA_DEVICE void ring_next(Ring &r)
-{
-    if (++r.slot == STAGES) r.slot = 0, r.parity ^= 1;
-}
 
 struct Math { // one thread of a team
     float o[WIDE / 2], s[BN / 2];
