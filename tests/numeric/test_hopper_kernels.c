@@ -1,6 +1,6 @@
 /* test_hopper_kernels.c - the smallest problem that reaches each kernel of the Hopper families and each way through
  * it. Most families leave small problems to others unless they alone are allowed, so on a GPU each is asked by name;
- * elsewhere the problems are judged on every path. On a GPU also what runs under the tools that watch memory,
+ * elsewhere the problems are judged on every path, unless effort is spared. On a GPU also what runs under the tools that watch memory,
  * races and barriers.
  *
  * usage: test_hopper_kernels [TEST]    all of them, or those that match */
@@ -68,13 +68,19 @@ static bool on_gpu(const char *family, bool *wanted)
     return judge_on_device(p->ctx);
 }
 
+/* On a processor: other tests judge such problems there, too. */
+static void judge_elsewhere(sample *t, const char *name)
+{
+    if (!judge_quick()) judge_sample(t, name);
+}
+
 static void forward(sample *t, const char *family, const char *name)
 {
     bool wanted;
     char path[64];
     snprintf(path, sizeof path, "%s/forward", family);
     if (!on_gpu(family, &wanted))
-        judge_sample(t, name);
+        judge_elsewhere(t, name);
     else if (wanted)
         judge_by(t, family, path, name);
     sample_free(t);
@@ -85,7 +91,7 @@ static void backward(sample *t, const char *name)
 {
     bool wanted;
     if (!on_gpu("cuda", &wanted))
-        judge_sample(t, name);
+        judge_elsewhere(t, name);
     else if (wanted) {
         ffpa_context *hopper = judge_context("cuda/sm90", NULL, 2);
         const ffpa_report r = asked(hopper, t);
