@@ -59,14 +59,17 @@ def _per_head(name, a):
     if a is None:
         return None
     a = _array(name, a, 1, 2 if name == "alibi" else 1)
-    if isinstance(a, _dlpack.Borrowed) or a.dtype.name not in memory.FLOATING:
-        raise unsupported("ffpa: %s must be a NumPy array of one of %s" % (name, ", ".join(memory.FLOATING)))
+    memory.check_dtype(name, a)
+    if isinstance(a, _dlpack.Borrowed):
+        raise unsupported("ffpa: %s must be a NumPy array" % name)
     return numpy.asarray(a, dtype=numpy.float32).reshape((a.shape[0], -1, 1, 1) if a.ndim == 2 else (1, -1, 1, 1))
 
 
 def _prepare(rows, mask, dropout_p, is_causal, scale, enable_gqa, extra):
     """(tensors, options) without dropout's state."""
     q, k, v = (_axes(name, a) for name, a in zip(("query", "key", "value"), rows))
+    for name, a in (("query", q), ("key", k), ("value", v)):
+        memory.check_dtype(name, a)
     mask = None if mask is None else _axes("attn_mask", mask, least=1)
     options = options_of(extra, dropout_p, is_causal, scale, mask is not None, (q.shape[2], k.shape[2]))
     for name in (options.forward_backend, options.backward_backend):

@@ -9,7 +9,7 @@ CODES = {
     "float32": _abi.FFPA_F32, "float16": _abi.FFPA_F16, "bfloat16": _abi.FFPA_BF16, "float64": _abi.FFPA_F64,
     "bool": _abi.FFPA_BOOL, "int32": _abi.FFPA_I32, "int64": _abi.FFPA_I64,
 }
-FLOATING = ("float32", "float16", "bfloat16", "float64")
+_FLOATING = ("float32", "float16", "bfloat16", "float64")
 _NAMES = {code: name for name, code in CODES.items()}
 
 
@@ -31,6 +31,12 @@ def accept(name, array):
             raise unsupported("ffpa: %s.strides=%s are not whole numbers of its %d-byte elements" % (
                 name, made.strides, made.itemsize))
     return made
+
+
+def check_dtype(name, a):
+    code = layout(a).dtype
+    if _NAMES[code] not in _FLOATING:
+        raise unsupported("ffpa: %s.dtype=%s is none of %s" % (name, _NAMES[code], ", ".join(_FLOATING)))
 
 
 def key(arrays):

@@ -203,6 +203,8 @@ BAD = [
     ("heads without leave", dict(query=numpy.ones((1, 4, 4, 8), "f4")), "enable_gqa"),
     ("one axis", dict(query=numpy.ones(8, "f4")), r"query\.shape=\(8,\)"),
     ("dtypes differ", dict(key=numpy.ones((1, 2, 4, 8), "f2")), r"k\.dtype"),
+    ("whole numbers", dict(value=numpy.ones((1, 2, 4, 8), "i4")), r"value\.dtype=int32"),
+    ("whole slopes", dict(alibi=numpy.ones(2, "i4")), r"alibi\.dtype=int32"),
     ("complex", dict(query=numpy.ones((1, 2, 4, 8), "c8")), r"query\.dtype=complex64"),
     ("other byte order", dict(query=numpy.ones((1, 2, 4, 8), ">f4")), r"query\.dtype"),
     ("a list", dict(query=[[1.0]]), "query is a list"),

@@ -50,6 +50,11 @@ def test_opcheck_backward(device, kind):
     torch.library.opcheck(torch.ops.ffpa.backward.default, arguments)
 
 
+def test_opcheck_merge(device):
+    o, lse = randn(device, 2, 3, 4, 8).transpose(1, 2), randn(device, 2, 4, 3, 1)
+    torch.library.opcheck(torch.ops.ffpa.merge.default, (o, lse, o * 2, lse + 1))
+
+
 class Block(torch.nn.Module):
     """Attention with heads 512 wide, keys shared by two heads, as decoders have it."""
 
