@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static char complaint[2048];
+static char complaint[8192]; /* room for the longest path and what is wrong with it */
 
 int complain(int code, const char *format, ...)
 {

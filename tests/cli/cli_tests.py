@@ -310,6 +310,13 @@ class BadFiles(Folder):
         self.refused(safetensors(dict(GOOD, k=("F32", [1] * 5, [1.0]))), "tensor 'k' has rank 5")
         self.refused(safetensors(dict(GOOD, sink=("F32", [1, 1, 1], [1.0]))), "tensor 'sink' has rank 3")
 
+    def test_long_names_leave_room_for_the_reason(self):
+        path = f"{self.folder}/" + "./" * 1800 + "absent.safetensors"
+        result = ffpa("run", path, "--json")
+        self.assertEqual(result.returncode, BAD_FILE)
+        for said in (result.stderr, json.loads(result.stdout)["error"]):
+            self.assertIn("cannot open it: No such file", said)
+
     def test_only_what_is_needed_is_read(self):
         """Files far larger than memory, most of them holes."""
         sanitized = b"__asan_init" in pathlib.Path(PROGRAM).read_bytes()  # it wants terabytes of addresses
