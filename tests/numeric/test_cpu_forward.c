@@ -319,6 +319,34 @@ static void masked_garbage(void **state)
                 }
 }
 
+/* A sink that leaves the keys weights too small for a float: NaN in V comes through all the same. */
+static void sink_above_all(void **state)
+{
+    static const int rows[] = {3, 20}; /* few rows, tiles */
+    (void)state;
+    for (size_t i = 0; i < COUNT(rows); i++) {
+        const trial_size z = {1, 2, 1, rows[i], 70, 8, 9};
+        trial *exact = make(z, FFPA_F32, sink);
+        for (int64_t h = 0; h < z.hq; h++)
+            tensor_set_nth(&exact->c.f.sink, h, 300);
+        tensor_set(&exact->c.f.v, 0, 0, 40, 3, (double)NAN);
+        trial_forward(exact, &reference_backend);
+        for (const backend *const *be = all_paths(); *be; be++) {
+            trial *t = make(z, FFPA_F32, sink);
+            for (int64_t h = 0; h < z.hq; h++)
+                tensor_set_nth(&t->c.f.sink, h, 300);
+            tensor_set(&t->c.f.v, 0, 0, 40, 3, (double)NAN);
+            trial_forward(t, *be);
+            for (int64_t n = 0; n < tensor_count(&t->c.f.o); n++) {
+                assert_int_equal(n % z.dv == 3, !!isnan(tensor_nth(&exact->c.f.o, n)));
+                assert_int_equal(n % z.dv == 3, !!isnan(tensor_nth(&t->c.f.o, n)));
+            }
+            trial_free(t);
+        }
+        trial_free(exact);
+    }
+}
+
 /* ---- the same bits for any number of threads, every time ---- */
 
 static void same_bits(trial_size z, ffpa_dtype dtype, change_fn *change)
@@ -428,11 +456,17 @@ static void any_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(edges_of_rows),    cmocka_unit_test(edges_of_keys),
-        cmocka_unit_test(edges_of_columns), cmocka_unit_test(edges_of_splits),
-        cmocka_unit_test(options),          cmocka_unit_test(large_blocks),
-        cmocka_unit_test(strides),          cmocka_unit_test(any_batch),
-        cmocka_unit_test(masked_garbage),   cmocka_unit_test(scores_in_short_chains),
+        cmocka_unit_test(edges_of_rows),
+        cmocka_unit_test(edges_of_keys),
+        cmocka_unit_test(edges_of_columns),
+        cmocka_unit_test(edges_of_splits),
+        cmocka_unit_test(options),
+        cmocka_unit_test(large_blocks),
+        cmocka_unit_test(strides),
+        cmocka_unit_test(any_batch),
+        cmocka_unit_test(sink_above_all),
+        cmocka_unit_test(masked_garbage),
+        cmocka_unit_test(scores_in_short_chains),
         cmocka_unit_test(any_threads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

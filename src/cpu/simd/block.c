@@ -11,6 +11,7 @@
  * is far from overflow, and O / l does not depend on m. */
 #include "cpu/simd/block.h"
 
+#include <float.h>
 #include <math.h>
 
 enum { SLACK = 8 };
@@ -397,5 +398,8 @@ float block_finish(float m, float l, const float *sink, float *lse)
         m = top;
     }
     *lse = l == 0.0f ? -INFINITY : m + logf(l);
-    return empty ? 0.0f : factor / l;
+    if (empty) return 0.0f;
+    factor /= l;
+    return factor < FLT_MIN ? FLT_MIN
+                            : factor; /* however small, NaN and infinity in V come through */
 }
