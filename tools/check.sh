@@ -18,7 +18,7 @@ step() {
         printf '  ok    %-12s %4d s  %s\n' "$name" $((SECONDS - begin)) "$(tail -n 1 "$work/$name.log" | cut -c 1-60)"
     else
         printf '  FAIL  %-12s %4d s  %s\n' "$name" $((SECONDS - begin)) "build-check/$name.log; of it:"
-        grep -A 30 -E '\*\*\*(Failed|Timeout|Exception|Not Run)' "$work/$name.log" | head -n 120
+        grep -A 30 -E '\*\*\*(Failed|Timeout|Exception)' "$work/$name.log" | head -n 120
         tail -n 40 "$work/$name.log"
         failed+=("$name")
     fi

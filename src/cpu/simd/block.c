@@ -290,7 +290,8 @@ static tile_ahead rows_ahead(const block_state *st, const tiles *t, const ffpa_t
     const ptrdiff_t size = (ptrdiff_t)dtype_bytes(x->dtype), bytes = x->shape[3] * size;
     const ptrdiff_t tiles_of_c = (st->rb.lanes / NR) * (t->bn / MR), lines = t->bn * bytes / 64;
     const int64_t left = st->end - j < t->bn ? st->end - j : t->bn;
-    if (st->rb.s->page_size || !row_contiguous(x) || left <= 0) return (tile_ahead){NULL};
+    if (st->rb.s->page_size || !row_contiguous(x) || left <= 0)
+        return (tile_ahead){.row = NULL};
     return (tile_ahead){.row = sequence_key(st->rb.s, x, st->rb.hk, j),
                         .stride = x->stride[2] * size,
                         .bytes = bytes,
