@@ -142,7 +142,7 @@ static void show(cJSON *document, const finding *f)
 
 int cmd_doctor(int argc, char **argv)
 {
-    static const struct option TABLE[] = {COMMON_OPTIONS, {NULL, 0, NULL, 0}};
+    static const struct option TABLE[] = {OUTPUT_OPTIONS, {NULL, 0, NULL, 0}};
     common_options common = common_defaults(argc, argv);
     finding found[5];
     int code = DONE, count = 0;

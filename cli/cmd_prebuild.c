@@ -44,7 +44,7 @@ static int read_options(int argc, char **argv, common_options *common, request *
                         const char **file)
 {
     enum { OPT_ARCH = OPT_OWN };
-    static const struct option TABLE[] = {COMMON_OPTIONS,
+    static const struct option TABLE[] = {OUTPUT_OPTIONS,
                                           {"file", required_argument, NULL, 'f'},
                                           {"arch", required_argument, NULL, OPT_ARCH},
                                           {"out", required_argument, NULL, 'o'},
@@ -75,8 +75,7 @@ int cmd_prebuild(int argc, char **argv)
     int code = read_options(argc, argv, &common, &r, &file);
     cJSON *document = common.json ? json_document("prebuild") : NULL;
     if (code == DONE) code = problems_collect(&problems, argc - optind, argv + optind, file);
-    const ffpa_context_options options = {
-        .struct_size = sizeof options, .threads = common.threads, .log = announce};
+    const ffpa_context_options options = {.struct_size = sizeof options, .log = announce};
     if (code == DONE) {
         const ffpa_status status = ffpa_context_create(&options, &context);
         if (status != FFPA_OK) code = complain_library(status);

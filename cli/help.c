@@ -123,7 +123,8 @@ static const char DOCTOR_HELP[] =
     "ffpa doctor [options]\n"
     "\n"
     "What will work on this machine, and why the rest will not: CPU, driver and GPU, run-time\n"
-    "compiler, kernel cache. Each is tried. Exit 0 in any case.\n";
+    "compiler, kernel cache. Each is tried. Exit 0 in any case.\n"
+    "\n";
 
 const command COMMANDS[] = {
     {"run", cmd_run, "attention on tensors from files, .safetensors and .npy", RUN_HELP},
@@ -137,12 +138,13 @@ const command COMMANDS[] = {
     {"info", cmd_info, "this library on this machine", INFO_HELP},
     {NULL, NULL, NULL, NULL}};
 
-static const char COMMON_HELP[] =
-    "Common options\n"
+static const char CONTEXT_HELP[] =
     "  --backend NAME       auto (default), cuda, cpu, reference, naive\n"
     "  --isa NAME           auto (default), avx512_bf16, avx512, avx2, portable\n"
     "  --threads N          CPU threads; one per processor without it\n"
-    "  --allow-slow         let the reference take what no fast path supports\n"
+    "  --allow-slow         let the reference take what no fast path supports\n";
+
+static const char LAST_HELP[] =
     "  --json               one JSON document on the standard output\n"
     "Exit codes\n"
     "  0 done, every check passed     1 a check or comparison failed    2 wrong usage\n"
@@ -162,7 +164,9 @@ void help_program(FILE *out)
           "  ffpa check fwd,bf16,b1h8,q1024k1024,d512v512,causal\n"
           "  ffpa bench fwd,bf16,b1h8,q1024k1024,d512v512,causal\n\n",
           out);
-    fputs(COMMON_HELP, out);
+    fputs("Common options; of prebuild and doctor --json alone\n", out);
+    fputs(CONTEXT_HELP, out);
+    fputs(LAST_HELP, out);
 }
 
 void help_problem(FILE *out)
@@ -203,8 +207,10 @@ void help_problem(FILE *out)
 void help_command(FILE *out, const command *c)
 {
     fputs(c->help, out);
-    fputs("\n", out);
-    fputs(COMMON_HELP, out);
+    const bool in_context = c->run != cmd_prebuild && c->run != cmd_doctor;
+    fputs(in_context ? "\nCommon options\n" : "", out);
+    fputs(in_context ? CONTEXT_HELP : "", out);
+    fputs(LAST_HELP, out);
     if (c->run == cmd_check || c->run == cmd_bench || c->run == cmd_explain)
         fputs("How to write a problem: ffpa help problem\n", out);
 }

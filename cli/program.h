@@ -82,14 +82,16 @@ enum {
     OPT_END = 410
 }; /* of a command's own that may be given more than once */
 
-/* Rows for a command's table of long options; its own start at OPT_OWN. */
-#define COMMON_OPTIONS                                                                  \
-    {"json", no_argument, NULL, OPT_JSON}, {"allow-slow", no_argument, NULL, OPT_SLOW}, \
-        {"backend", required_argument, NULL, OPT_BACKEND},                              \
-        {"isa", required_argument, NULL, OPT_ISA},                                      \
-        {"threads", required_argument, NULL, OPT_THREADS},                              \
-    {                                                                                   \
-        "help", no_argument, NULL, OPT_HELP                                             \
+/* Rows for a command's table of long options; its own start at OPT_OWN. The first two are of every
+ * command, the rest of those that run or plan a problem in a context. */
+#define OUTPUT_OPTIONS \
+    {"json", no_argument, NULL, OPT_JSON}, { "help", no_argument, NULL, OPT_HELP }
+#define COMMON_OPTIONS                                           \
+    OUTPUT_OPTIONS, {"allow-slow", no_argument, NULL, OPT_SLOW}, \
+        {"backend", required_argument, NULL, OPT_BACKEND},       \
+        {"isa", required_argument, NULL, OPT_ISA},               \
+    {                                                            \
+        "threads", required_argument, NULL, OPT_THREADS          \
     }
 
 /* Defaults. Whether JSON is wanted is known before any option can be wrong, so that the complaint comes

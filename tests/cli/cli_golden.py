@@ -56,6 +56,8 @@ GOLDENS = {
     "prebuild_no_arch": (BAD_USAGE, ["prebuild", SMALL, "--out", "pack"]),
     "prebuild_no_folder": (BAD_USAGE, ["prebuild", SMALL, "--arch", "sm_90a"]),
     "prebuild_bad_arch": (LIB_FAILED, ["prebuild", SMALL, "--arch", "sm_75", "--out", "pack"]),
+    "prebuild_backend": (BAD_USAGE, ["prebuild", SMALL, "--arch", "sm_90a", "--out", "pack", "--backend", "cuda"]),
+    "doctor_isa": (BAD_USAGE, ["doctor", "--isa", "avx2"]),
     "doctor_argument": (BAD_USAGE, ["doctor", "please"]),
     "cluster": (BAD_USAGE, ["run", "-xyz"]),
     "option_twice": (BAD_USAGE, ["run", "x.safetensors", "-o", "a.npy", "-o", "b.npy"]),
