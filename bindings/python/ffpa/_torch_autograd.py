@@ -29,17 +29,13 @@ def is_transformed():
     return _transforms() is not None
 
 
-def is_bare(tensors):
-    """True when tensors are just memory: no subclass, no lazy negation, no function transform."""
+def is_plain(tensors):
+    """True when tensors are just memory, and nobody looks on: no subclass, no lazy negation, no function transform, no
+    mode, tracer or forward-mode derivative."""
     for t in tensors:
         if t is not None and (type(t) not in _PLAIN or is_neg(t) or t.is_meta):
             return False
-    return not _transforms()
-
-
-def is_plain(tensors):
-    """Bare, and no mode, tracer or forward-mode derivative looks on."""
-    return is_bare(tensors) and not (_modes() or _tracing() or forward_ad._current_level >= 0)
+    return not (_transforms() or _modes() or _tracing() or forward_ad._current_level >= 0)
 
 
 def attend(tensors, options):
@@ -111,10 +107,6 @@ class NoSecondDerivative(_Function):
 def refuse_gradients(tensors):
     if tensors.alibi is not None and tensors.alibi.requires_grad:
         raise unsupported("ffpa: alibi.requires_grad is set; slopes have no gradient here (detach them)")
-    if tensors.lengths is not None:
-        for name in ("q", "k", "v"):
-            if getattr(tensors, name).requires_grad:
-                raise unsupported("ffpa: %s.requires_grad is set; attention over a KV cache has no gradient" % name)
 
 
 def refuse_tangents(tensors):

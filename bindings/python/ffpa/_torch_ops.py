@@ -8,7 +8,8 @@ from torch import Tensor
 from . import _run, _torch_memory as memory
 from ._library import unsupported
 from ._problem import Options, Tensors
-from ._torch_autograd import NO_FORWARD_MODE, NO_SECOND, gradients, is_compiling, is_transformed, refuse_gradients
+from ._torch_autograd import (NO_FORWARD_MODE, NO_SECOND, gradients, is_compiling, is_transformed, refuse_gradients,
+                              refuse_tangents)
 
 AVAILABLE = hasattr(torch.library, "custom_op")  # PyTorch 2.4
 
@@ -87,6 +88,36 @@ def _merge_fake(o_a, lse_a, o_b, lse_b):
     return o_a.new_empty(o_a.shape), lse_a.new_empty(lse_a.shape)
 
 
+def over_cache(rows, index, alibi, scale, causal, window, softcap):
+    """rows: q and the caches, rows before heads, and what is appended; index: lengths, batch_index, block_table."""
+    q, k, v, k_new, v_new = (*[t.transpose(1, 2) for t in rows], None, None)[:5]
+    tensors = Tensors(q, k, v, None, alibi, None, None, None, None, *index, k_new, v_new)
+    o, lse = _run.forward(memory, tensors, Options(scale, causal, tuple(window) if window else None, softcap))
+    return o.transpose(1, 2), lse.squeeze(-1)
+
+
+@_custom_op("ffpa::forward_cached", mutates_args=())
+def forward_cached(q: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, batch_index: Optional[Tensor],
+                   block_table: Optional[Tensor], alibi: Optional[Tensor], scale: Optional[float], causal: int,
+                   window: Sequence[int], softcap: float) -> Tuple[Tensor, Tensor]:
+    return over_cache((q, k_cache, v_cache), (lengths, batch_index, block_table), alibi, scale, causal, window, softcap)
+
+
+@_custom_op("ffpa::forward_appending", mutates_args=("k_cache", "v_cache"))
+def forward_appending(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, lengths: Tensor,
+                      batch_index: Optional[Tensor], block_table: Optional[Tensor], alibi: Optional[Tensor],
+                      scale: Optional[float], causal: int, window: Sequence[int],
+                      softcap: float) -> Tuple[Tensor, Tensor]:
+    return over_cache((q, k_cache, v_cache, k, v), (lengths, batch_index, block_table), alibi, scale, causal, window,
+                      softcap)
+
+
+def _cached_fake(q, k_cache, v_cache, *rest):
+    rows = q.transpose(1, 2)
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return _rows_like(rows, v_cache.shape[3]).transpose(1, 2), q.new_empty(tuple(rows.shape[:3]), dtype=dtype)
+
+
 def _setup_context(ctx, inputs, output):
     tensors = Tensors(*inputs[:9])
     refuse_gradients(tensors)
@@ -162,6 +193,8 @@ if AVAILABLE:
     forward.register_fake(_forward_fake)
     backward.register_fake(_backward_fake)
     merge.register_fake(_merge_fake)
+    forward_cached.register_fake(_cached_fake)
+    forward_appending.register_fake(_cached_fake)
     forward.register_autograd(_gradient, setup_context=_setup_context)
     backward.register_autograd(_no_second)
     if hasattr(torch.library, "register_vmap"):
@@ -223,6 +256,15 @@ def require():
     if not AVAILABLE:
         raise unsupported("ffpa: torch.compile, function transforms and tensor subclasses need PyTorch 2.4 or newer; "
                           "this is %s" % torch.__version__)
+
+
+def attend_over_cache(rows, index, *rest):
+    require()
+    if not is_compiling() and is_transformed():
+        raise unsupported("ffpa: attention over a KV cache does not go with function transforms (torch.vmap, torch.func)")
+    refuse_tangents(Tensors(*rows[:3], alibi=rest[0]))
+    call = torch.ops.ffpa.forward_cached if len(rows) == 3 else torch.ops.ffpa.forward_appending
+    return call(*rows, *index, *rest)
 
 
 def attend(tensors, options):

@@ -1,12 +1,12 @@
 """Packed sequences and KV caches over PyTorch tensors."""
 import torch
 
-from . import _run, _torch_memory as memory
+from . import _torch_memory as memory, _torch_ops
 from ._library import invalid, unsupported, wrong_type
 from ._problem import Tensors
 from ._rules import first_that_can, options_of
 from ._torch_attention import autocast, per_head, random_state
-from ._torch_autograd import attend, is_bare, refuse_gradients
+from ._torch_autograd import attend, is_compiling, is_plain
 
 
 def _rows(names, tensors, axes):
@@ -54,19 +54,20 @@ def varlen(rows, offsets, longest, dropout_p, causal, scale, extra):
     return (o, lse[0, :, :, 0]) if extra.return_lse else o
 
 
+_CACHE_ROWS = ("q", "k_cache", "v_cache", "k", "v")
+
+
 def with_cache(rows, new, index, causal, scale, extra):
     """Over a KV cache, forward only. rows: q [B, Nq, Hq, D], caches [entries, capacity, Hk, D] or pages; new: k and v
     to append, or (None, None); index: lengths, batch_index, block_table."""
     if (new[0] is None) != (new[1] is None):
         raise invalid("ffpa: k and v are appended together; %s is missing" % ("k" if new[0] is None else "v"))
-    given = _rows(("q", "k_cache", "v_cache", "k", "v"), rows if new[0] is None else rows + new, 4)
-    if not is_bare(given):
-        raise unsupported("ffpa: attention over a KV cache takes plain tensors: no subclasses, fake tensors, lazy negation, "
-                          "or function transforms")
-    q, k, v, k_new, v_new = (*[t.transpose(1, 2) for t in given], None, None)[:5]
-    device = q.device
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (q, k, v, k_new, v_new)):
-        raise unsupported("ffpa: attention over a KV cache has no gradient; call it under torch.no_grad()")
+    given = _rows(_CACHE_ROWS, rows if new[0] is None else rows + new, 4)
+    q, device, alibi = given[0], given[0].device, per_head("alibi", extra.alibi, given[0].device)
+    for name, t in dict(zip(_CACHE_ROWS, given), alibi=alibi).items():
+        if t is not None and t.requires_grad and torch.is_grad_enabled():
+            raise unsupported("ffpa: %s.requires_grad is set, and attention over a KV cache has no gradient; call it under "
+                              "torch.no_grad()" % name)
     lengths, batch_index = (_offsets(name, t, device) for name, t in zip(("cache_seqlens", "cache_batch_idx"), index))
     table = index[2]
     for name, t in zip(("cache_seqlens", "cache_batch_idx", "block_table"), (lengths, batch_index, table)):
@@ -76,8 +77,10 @@ def with_cache(rows, new, index, causal, scale, extra):
         memory.check_plain("block_table", table, device)
         if table.dim() != 2 or table.dtype not in (torch.int32, torch.int64) or table.stride(1) != 1:
             raise invalid("ffpa: block_table must be [batch, pages] in int32 or int64, its rows contiguous")
-    tensors = Tensors(q, k, v, alibi=per_head("alibi", extra.alibi, device), sink=per_head("sink", extra.sink, device),
-                      lengths=lengths, batch_index=batch_index, block_table=table, k_new=k_new, v_new=v_new)
-    refuse_gradients(tensors)
-    o, lse = _run.forward(memory, tensors, options_of(extra, 0.0, causal, scale))
-    return o.transpose(1, 2), lse.squeeze(-1)
+    options = options_of(extra, 0.0, causal, scale)
+    asked = (lengths, batch_index, table), alibi, options.scale, options.causal, list(options.window or ()), options.softcap
+    if is_compiling() or not is_plain((*given, *asked[0], alibi)):
+        return _torch_ops.attend_over_cache(given, *asked)
+    for cache in given[1:3] if len(given) == 5 else ():
+        torch.autograd.graph.increment_version(cache)  # who saved it for a gradient learns that it changed
+    return _torch_ops.over_cache(given, *asked)

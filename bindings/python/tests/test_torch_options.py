@@ -245,7 +245,7 @@ def test_autocast(device):
     assert q.grad.dtype == torch.float32
 
 
-# ---- packed sequences, caches, flash-attn's names --------------------------------------------------------------
+# ---- packed sequences, flash-attn's names --------------------------------------------------------------
 
 LENGTHS = [(3, 5), (0, 4), (40, 40), (7, 0), (20, 33)]
 
@@ -324,49 +324,6 @@ def test_flash_attn_varlen_func(device):
     assert out.equal(expected) and lse.shape == (4, q.shape[0])
     with pytest.raises(ffpa.FfpaError, match="block_table"):
         ffpa.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 40, 40, block_table=cu_q[None])
-
-
-@pytest.mark.parametrize("paged", [False, True])
-def test_flash_attn_with_kvcache(device, paged):
-    lengths = torch.tensor([5, 33, 0], dtype=torch.int32, device=device)
-    q, new_k, new_v = make(device, (3, 2, 4, 64), (3, 2, 2, 64), (3, 2, 2, 64))
-    if paged:
-        caches = make(device, (12, 16, 2, 64), (12, 16, 2, 64))
-        table = torch.tensor([[7, 1, 4], [11, 0, 3], [2, 9, 5]], dtype=torch.int32, device=device)
-        dense = [c[table.long()].flatten(1, 2) for c in caches]
-    else:
-        caches, table = make(device, (3, 48, 2, 64), (3, 48, 2, 64)), None
-        dense = [c.clone() for c in caches]
-    out, lse = ffpa.flash_attn_with_kvcache(q, *caches, new_k, new_v, cache_seqlens=lengths, block_table=table, causal=True,
-                                            return_softmax_lse=True)
-    assert lse.shape == (3, 4, 2)
-    for b, n in enumerate(lengths.tolist()):
-        k, v = (torch.cat([c[b, :n], new[b]])[None] for c, new in zip(dense, (new_k, new_v)))
-        expected = ffpa.flash_attn_func(q[b:b + 1], k, v, causal=True)
-        torch.testing.assert_close(out[b:b + 1], expected, rtol=1e-4, atol=1e-5)
-        for cache, new in zip(caches, (new_k, new_v)):
-            rows = cache[table[b].long()].flatten(0, 1) if paged else cache[b]
-            assert rows[n:n + 2].equal(new[b]), "appended where the sequence ended"
-    with pytest.raises(ffpa.FfpaError, match="rotary_cos"):
-        ffpa.flash_attn_with_kvcache(q, *caches, rotary_cos=q, cache_seqlens=lengths)
-    with pytest.raises(ffpa.FfpaError, match="no gradient"):
-        ffpa.flash_attn_with_kvcache(q.requires_grad_(), *caches, cache_seqlens=lengths, block_table=table)
-
-
-def test_cache_arguments_are_checked(device):
-    q, new = make(device, (2, 1, 4, 64), (2, 1, 2, 64))
-    caches, pages = make(device, (2, 16, 2, 64), (2, 16, 2, 64)), make(device, (4, 16, 2, 64), (4, 16, 2, 64))
-    index = lambda *shape: torch.zeros(shape, dtype=torch.int32, device=device)
-    negative = torch.randn(2, 1, 4, 64, dtype=torch.complex64, device=device).conj().imag
-    for call, word in ((dict(cache_seqlens=index(1)), "cache_seqlens has 1 entries"),
-                       (dict(cache_seqlens=index(3)), "cache_seqlens has 3 entries"),
-                       (dict(cache_seqlens=2, cache_batch_idx=index(1)), "cache_batch_idx has 1 entries"),
-                       (dict(k_cache=pages[0], v_cache=pages[1], cache_seqlens=2, block_table=index(1, 2)), "block_table has 1"),
-                       (dict(k=new, cache_seqlens=2), "v is missing"), (dict(v=new, cache_seqlens=2), "k is missing"),
-                       (dict(q=negative), "lazy negation"), (dict(q=None), "q is a NoneType"),
-                       (dict(v_cache=caches[1].int()), "v_cache.dtype")):
-        with pytest.raises(ffpa.FfpaError, match=word):
-            ffpa.flash_attn_with_kvcache(**dict(dict(q=q, k_cache=caches[0], v_cache=caches[1]), **call))
 
 
 def test_merge_names_the_argument_and_drops_nothing(device):
