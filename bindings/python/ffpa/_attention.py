@@ -22,7 +22,7 @@ class Extra(NamedTuple):
     backward_backend: str
 
 
-_tensor = _attempt = _overridden = _override = None  # PyTorch's and _torch_fast's, once torch is there
+_tensor = _attempt = _overridden = _override = _causal_bias = None  # PyTorch's and _torch_fast's, once torch is there
 
 
 def has_torch():
@@ -39,15 +39,30 @@ def _is_tensor(array):
 
 
 def _with_torch():
-    global _tensor, _attempt, _overridden, _override
+    global _tensor, _attempt, _overridden, _override, _causal_bias
     import torch
     from . import _torch_fast, _torch_ops  # noqa: F401 - operators exist before something is compiled
     _tensor, _attempt, _overridden = torch.Tensor, _torch_fast.attempt, _torch_fast.overridden
     _override = torch.overrides.handle_torch_function
+    try:
+        from torch.nn.attention.bias import CausalBias as _causal_bias
+    except ImportError:  # PyTorch 2.2
+        _causal_bias = ()
 
 
 if has_torch():
     _with_torch()
+
+
+def _of_bias(bias, query, key, is_causal):
+    """attn_mask, is_causal, causal_align in the place of PyTorch's CausalBias, a tensor whose memory says nothing."""
+    if is_causal:
+        raise invalid("Explicit attn_mask should not be set when is_causal=True, and attn_mask is a CausalBias")
+    lengths = [t.shape[-2] if _is_tensor(t) and t.dim() > 1 else None for t in (query, key)]
+    if None not in lengths and lengths != [bias.seq_len_q, bias.seq_len_kv]:
+        raise invalid("ffpa: attn_mask is a CausalBias for %d queries and %d keys; there are %d and %d" % (
+            bias.seq_len_q, bias.seq_len_kv, *lengths))
+    return None, True, "top_left" if bias.variant.name == "UPPER_LEFT" else "bottom_right"
 
 
 def ffpa_attn_func(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, *,
@@ -77,9 +92,11 @@ def ffpa_attn_func(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=F
                                                         deterministic, forward_backend, backward_backend, return_lse))
         if known is not None:
             return known
+    tensors = _is_tensor(query)
+    if tensors and isinstance(attn_mask, _causal_bias):
+        attn_mask, is_causal, causal_align = _of_bias(attn_mask, query, key, is_causal)
     extra = Extra(causal_align, window, softcap, sink, alibi, flag("return_lse", return_lse), deterministic, forward_backend,
                   backward_backend)
-    tensors = _is_tensor(query)
     if _overridden is not None and _overridden((query, key, value, attn_mask)):  # by a subclass, a mode, a symbolic tracer
         return _override(ffpa_attn_func, (query, key, value, attn_mask), query, key, value, attn_mask, dropout_p, is_causal,
                          scale, enable_gqa, **extra._asdict())
@@ -152,6 +169,8 @@ def explain(problem, key=None, value=None, attn_mask=None, dropout_p=0.0, is_cau
     """How a call would run, without running it: path, workspace, FLOP, bytes, tiles, and why other backends were passed
     over. Either a problem string such as "fwd,bf16,b1h32k8,q4096k4096,d512,causal", as it would be on this machine's
     processor and says everything, or the arguments of ffpa_attn_func, as they would be where their tensors are."""
+    if _is_tensor(problem) and isinstance(attn_mask, _causal_bias):
+        attn_mask, is_causal, causal_align = _of_bias(attn_mask, problem, key, is_causal)
     extra = Extra(causal_align, window, softcap, sink, alibi, True, deterministic, backend, backend)
     text, reason, reports = "", "", [None]
     if isinstance(problem, str):

@@ -1,5 +1,7 @@
 """Attention over PyTorch tensors, and its gradient. Two ways to the same library calls: straight from here for
 plain tensors, or through the dispatcher (_torch_ops.py) while something traces, transforms or fakes."""
+import itertools
+
 import torch
 from torch.autograd import forward_ad
 
@@ -21,6 +23,7 @@ _modes = torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state
 _transforms = torch._C._functorch.peek_interpreter_stack
 is_neg = torch.Tensor.is_neg
+_is_batch = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda t: False)
 is_compiling = torch.compiler.is_compiling if hasattr(torch.compiler, "is_compiling") else torch._dynamo.is_compiling
 
 
@@ -53,8 +56,14 @@ def attend(tensors, options):
     return _run.forward(memory, tensors, options)
 
 
+_numbers, _next = {}, itertools.count()  # of options, for compiled autograd: nodes of one number are derived by one code
+
+
 # The base class whose apply() does not look for function transforms; attend() and the fast path have done so.
-_Function = getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)
+class _Function(getattr(torch.autograd.function, "_SingleLevelFunction", torch.autograd.Function)):
+    @staticmethod
+    def _compiled_autograd_key(ctx):
+        return ctx._autograd_function_id, _numbers.setdefault(getattr(ctx, "options", None), next(_next))
 
 
 class Attention(_Function):
@@ -81,15 +90,28 @@ class Attention(_Function):
         wanted = tuple(["d" + name for name, at in _POSITIONS if at < len(needs) and needs[at]])
         result = [None] * len(needs)
         if wanted and (dout is not None or dlse is not None):
-            with torch.no_grad():
-                found = gradients(Tensors(*inputs), ctx.options, o, lse, dout, dlse, wanted)
-            if torch.is_grad_enabled():  # create_graph=True
-                found = dict(zip(wanted, NoSecondDerivative.apply(len(wanted), *[found[name] for name in wanted], dout, dlse,
-                                                                  *inputs)))
+            refuse_batches(dout, dlse)
+            dout, dlse = (t if t is None else t.resolve_neg() for t in (dout, dlse))
+            derive = _plain_gradients if not is_compiling() and is_plain((dout, dlse, *inputs)) else _gradients_by_operator
+            found = derive(Tensors(*inputs), ctx.options, (o, lse, dout, dlse), wanted)
             for name, at in _POSITIONS:
                 if "d" + name in found:
                     result[at] = found["d" + name]
         return tuple(result)
+
+
+def _plain_gradients(tensors, options, results, wanted):
+    with torch.no_grad():
+        found = gradients(tensors, options, *results, wanted)
+    if torch.is_grad_enabled():  # create_graph=True
+        found = dict(zip(wanted, NoSecondDerivative.apply(len(wanted), *[found[name] for name in wanted], *results[2:], *tensors)))
+    return found
+
+
+def _gradients_by_operator(tensors, options, results, wanted):
+    """For compiled autograd, and for upstream gradients that are more than memory."""
+    from . import _torch_ops
+    return dict(zip(wanted, _torch_ops.derive(tensors, options, results, wanted)))
 
 
 class NoSecondDerivative(_Function):
@@ -117,13 +139,20 @@ def refuse_tangents(tensors):
             raise unsupported("ffpa: %s has a tangent, and %s" % (name, NO_FORWARD_MODE))
 
 
+def refuse_batches(*upstream):
+    for t in upstream:
+        if t is not None and not is_compiling() and _is_batch(t):
+            raise unsupported("ffpa: several upstream gradients at once (is_grads_batched=True, vectorize=True) are not "
+                              "supported here; torch.vmap, torch.func.vjp and torch.func.jacrev are")
+
+
 def gradients(tensors, options, o, lse, dout, dlse, wanted):
     def attempt(name):
         if name == "sdpa":
             return _sdpa_gradients(tensors, options, dout, dlse, wanted)
         chosen = options if name == options.backward_backend else options._replace(backward_backend=name)
-        upstream = o.new_zeros(()).expand(o.shape) if dout is None else dout.resolve_neg()
-        return _run.backward(memory, tensors, chosen, (o, lse, upstream, None if dlse is None else dlse.resolve_neg()), wanted)
+        upstream = o.new_zeros(()).expand(o.shape) if dout is None else dout
+        return _run.backward(memory, tensors, chosen, (o, lse, upstream, dlse), wanted)
     return first_that_can(options.backward_backend, attempt)
 
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from . import _run, _torch_memory as memory
 from ._library import unsupported
 from ._problem import Options, Tensors
-from ._torch_autograd import (NO_FORWARD_MODE, NO_SECOND, gradients, is_compiling, is_transformed, refuse_gradients,
-                              refuse_tangents)
+from ._torch_autograd import (NO_FORWARD_MODE, NO_SECOND, gradients, is_compiling, is_transformed, refuse_batches,
+                              refuse_gradients, refuse_tangents)
 
 AVAILABLE = hasattr(torch.library, "custom_op")  # PyTorch 2.4
 
@@ -135,6 +135,7 @@ def _gradient(ctx, dout, dlse):
     wanted = [name for name, at in _INPUTS.items() if ctx.needs_input_grad[at]]
     result = [None] * (len(inputs) + len(ctx.rest))
     if wanted and (dout is not None or dlse is not None):
+        refuse_batches(dout, dlse)
         found = torch.ops.ffpa.backward(dout, dlse, o, lse, ",".join(wanted), *inputs, *ctx.rest)
         for name, gradient in zip(wanted, found):
             result[_INPUTS[name]] = gradient
@@ -260,6 +261,9 @@ def require():
 
 def attend_over_cache(rows, index, *rest):
     require()
+    for name, t in zip(("k_cache", "v_cache"), rows[1:3] if len(rows) == 5 and not is_compiling() else ()):
+        if t.is_neg():  # which PyTorch would write to a copy
+            raise unsupported("ffpa: %s is lazily negated (%s.resolve_neg() is not), and rows are to be appended" % (name, name))
     if not is_compiling() and is_transformed():
         raise unsupported("ffpa: attention over a KV cache does not go with function transforms (torch.vmap, torch.func)")
     refuse_tangents(Tensors(*rows[:3], alibi=rest[0]))
@@ -272,3 +276,10 @@ def attend(tensors, options):
     if not is_compiling() and is_transformed():
         return Transformed.apply(_arguments(options), *tensors[:9])
     return torch.ops.ffpa.forward(*tensors[:9], *_arguments(options))
+
+
+def derive(tensors, options, results, wanted):
+    """Gradients in the order of `wanted`; results are (o, lse, dout or None, dlse or None)."""
+    require()
+    o, lse, dout, dlse = results
+    return torch.ops.ffpa.backward(dout, dlse, o, lse, ",".join(wanted), *tensors[:9], *_arguments(options))

@@ -136,6 +136,27 @@ def test_compile_merge(device):
         assert a.equal(b)
 
 
+@pytest.mark.skipif(not hasattr(torch._dynamo.compiled_autograd, "_enable"), reason="PyTorch with other names")
+def test_compiled_autograd(device):
+    """The backward pass of eager calls, traced and compiled: as one graph, and by each call's own options."""
+    torch._dynamo.reset()
+    q, sink = randn(device, 1, 2, 9, 64, grad=True), randn(device, 2, grad=True)
+
+    def loss(**call):
+        torch.manual_seed(3)
+        out, lse = ffpa.ffpa_attn_func(q, q, q, return_lse=True, sink=sink, **call)
+        return ffpa.ffpa_attn_func(out, q, out, scale=0.3).square().mean() + lse.mean()
+
+    for call in (dict(), dict(scale=0.7, window=(2, 2)), dict(dropout_p=0.5)):
+        expected = torch.autograd.grad(loss(**call), (q, sink))
+        q.grad = sink.grad = None
+        out = loss(**call)
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
+            out.backward()
+        for a, b in zip((q.grad, sink.grad), expected):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-6)
+
+
 def test_compile_leaves_to_pytorch_what_it_was_permitted_to():
     torch._dynamo.reset()
     q = torch.randn(1, 2, 5, 8, dtype=torch.float64)

@@ -66,6 +66,24 @@ def test_second_derivative_is_never_taken_for_zero(device, way):
         (dq.square().sum() + q.sum()).backward()
 
 
+@pytest.mark.skipif(not hasattr(torch._C._functorch, "is_legacy_batchedtensor"), reason="PyTorch that cannot tell")
+@pytest.mark.parametrize("way", ["eager", "operator"])
+def test_several_upstream_gradients_at_once_are_refused(device, way):
+    q = torch.randn(1, 1, 4, 8, device=device, requires_grad=True)
+    key = torch.randn(1, 1, 4, 8, dtype=torch.complex64, device=device).conj().imag if way == "operator" else q
+    out = ffpa.ffpa_attn_func(q, key, q)
+    with pytest.raises(ffpa.FfpaError, match="is_grads_batched"):
+        torch.autograd.grad(out, q, torch.randn(3, *out.shape, device=device), is_grads_batched=True)
+
+
+def test_lazily_negated_upstream_gradient(device):
+    q = torch.randn(1, 1, 4, 8, device=device, requires_grad=True)
+    dout = torch.randn(1, 1, 4, 8, dtype=torch.complex64, device=device).conj().imag
+    assert dout.is_neg()
+    ours, theirs = (torch.autograd.grad(f(q, q, q), q, dout)[0] for f in (ffpa.ffpa_attn_func, SDPA))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_forward_mode_is_refused(device):
     from torch.autograd import forward_ad
     q, tangent = (torch.randn(1, 1, 4, 8, device=device) for _ in range(2))

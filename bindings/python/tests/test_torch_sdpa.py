@@ -1,4 +1,5 @@
 """ffpa_attn_func in the place of F.scaled_dot_product_attention: the same results, shapes and errors."""
+import functools
 import math
 
 import pytest
@@ -165,6 +166,41 @@ def test_patched_modules_give_pytorchs_results(device, patched):
     assert "ffpa" in str(ffpa.last_path()) or ffpa.last_path().split("/")[0] in ("cpu", "cuda")
     F.scaled_dot_product_attention = SDPA
     torch.testing.assert_close(found, layer(x, src_mask=mask), rtol=1e-4, atol=1e-4)
+
+
+# ---- PyTorch's CausalBias: a tensor that says causal, and whose memory says nothing ------------------------------
+
+@pytest.mark.parametrize("way", ["called", "patched", "patched with options"])
+@pytest.mark.parametrize("variant", ["causal_upper_left", "causal_lower_right"])
+def test_causal_bias(device, monkeypatch, variant, way):
+    bias = pytest.importorskip("torch.nn.attention.bias")
+    call = functools.partial(ffpa.ffpa_attn_func, forward_backend="auto,cpu") if "options" in way else ffpa.ffpa_attn_func
+    if way != "called":
+        monkeypatch.setattr(F, "scaled_dot_product_attention", call)
+        call = lambda *inputs, **more: F.scaled_dot_product_attention(*inputs, **more)
+    for nq, nk in ((5, 9), (7, 7), (1, 4)):
+        q, k = randn(device, torch.float32, 2, 4, nq, 16).requires_grad_(), randn(device, torch.float32, 2, 2, nk, 16)
+        mask = getattr(bias, variant)(nq, nk)
+        written_out = mask._materialize(q.device)
+        for _ in range(2):
+            found, expected = call(q, k, k, mask, enable_gqa=True), SDPA(q, k, k, written_out, enable_gqa=True)
+            assert ffpa.last_path().startswith(device)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+            ours, theirs = (torch.autograd.grad(out.square().sum(), q)[0] for out in (found, expected))
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_causal_bias_is_checked():
+    bias = pytest.importorskip("torch.nn.attention.bias")
+    q, k = torch.randn(1, 2, 5, 16), torch.randn(1, 2, 9, 16)
+    with pytest.raises(ffpa.FfpaError, match="CausalBias for 5 queries and 7 keys; there are 5 and 9"):
+        ffpa.ffpa_attn_func(q, k, k, bias.causal_lower_right(5, 7))
+    with pytest.raises(ffpa.FfpaError, match="is_causal=True"):
+        ffpa.ffpa_attn_func(q, k, k, bias.causal_upper_left(5, 9), is_causal=True)
+    with pytest.raises(ffpa.FfpaError, match="query is a NoneType|key is a NoneType"):
+        ffpa.ffpa_attn_func(q, None, k, bias.causal_upper_left(5, 9))
+    flop = [ffpa.explain(q, k, k, f(5, 9)).flop for f in (bias.causal_upper_left, bias.causal_lower_right)]
+    assert flop == [4 * 16 * 2 * pairs for pairs in (1 + 2 + 3 + 4 + 5, 5 + 6 + 7 + 8 + 9)]
 
 
 def both_refuse(error, *inputs, **call):
