@@ -96,7 +96,9 @@ static void give_unit(model *m, const chunk *c, int product, int64_t row, int64_
     const int columns = columns_of(m, product), n = unit_tiles(columns),
               unit = unit_rows(columns);
     const int side = wide_tiles(columns) + slim_tiles(columns); /* tiles side by side */
-    const int64_t heads = product == 2 || c->heads < m->group ? 1 : m->group;
+    const int64_t heads = product == 2          ? 1
+                          : c->heads < m->group ? c->heads
+                                                : m->group; /* of a sum */
     const int64_t extra = c->partial && product != 2 ? (int64_t)CARRY_STEPS : 0;
     for (int i = 0; i < n; i++) {
         const int64_t at = row + (int64_t)(i / side * side) * unit / n,
@@ -105,8 +107,7 @@ static void give_unit(model *m, const chunk *c, int product, int64_t row, int64_
         if (at >= length || (product == 2 && (at >= to || end <= from))) continue;
         const int64_t sum =
             product == 2 ? keys_seen(m, at, end) : rows_seeing(m, at, end, from, to);
-        const int64_t share = c->heads < m->group && product != 2 ? c->heads : heads;
-        give(m, (double)(share * ((sum + 63) / 64) + extra) + TILE_STEPS);
+        give(m, (double)(heads * ((sum + 63) / 64) + extra) + TILE_STEPS);
     }
 }
 
