@@ -65,7 +65,7 @@ FFPA_DEVICE float left_out(const products_args &a, const Item &it, const Sequenc
             const KeyRange seen = key_range(a.left, a.right, a.top_left, i, s.nq, s.nk);
             if (fabsf(v) < FFPA_INF || j < seen.lo || j >= seen.hi) continue;
             const float p = weight_in(base + block_at(a, it, head, i / 64, j / 64) * BLOCK, i % 64, j % 64);
-            if (p != 0.0f) sum += p * v;
+            if (!FFPA_MASK || p != 0.0f) sum += p * v; // a dropped weight lets NaN of dO through; a masked pair does not
         }
     }
     return sum;

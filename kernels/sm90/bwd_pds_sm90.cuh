@@ -35,9 +35,10 @@ static constexpr int LINES = 16;     // lines of query rows that share keys in L
 static constexpr int SPREAD = 6;     // P and dS are worked off under this many steps, if there are as many
 static constexpr u32 BLOCK = 8192, A_BYTES = BM * 128, SLOT = (BM + BN) * 128, STAGING = BN / 64 * BLOCK;
 static constexpr bool SELECTS = ROW_MASKS || FFPA_VARLEN; // may a tile hold pairs whose weight is 0 whatever dP is?
-static constexpr bool SCORED = FFPA_SOFTCAP || FFPA_ALIBI || FFPA_MASK; // is a score more than scale * <q, k>?
+static constexpr bool SCORED = FFPA_MASK; // do scores come from the shared code? It wants more registers
 static constexpr bool WEIGHTED = FFPA_SOFTCAP || FFPA_DROPOUT; // is P not what dP - delta is multiplied by?
 static constexpr int STAGES = pds90_stages(WEIGHTED);
+static_assert(FFPA_SOFTCAP + FFPA_ALIBI + FFPA_DROPOUT + (FFPA_MASK != 0) <= 1, "registers for one option");
 static_assert(!FFPA_DMASK && (FFPA_MASK == 0 || FFPA_MASK == BOOL), "added masks are for sm80");
 
 // One tile.
@@ -195,6 +196,8 @@ struct Math {
     float delta[2];     // from then on
     bool whole;         // every row sees every key
     ScoreRow row[2];    // SCORED
+    float alibi;        // FFPA_ALIBI: slope in base 2; key on the first row's diagonal, from this thread's first
+    int diagonal;
     int bh, i;          // FFPA_DROPOUT: sequence and head, first row
     u32 block;          // first one in the workspace
     int blocks;         // fewer than 3 at the end of the keys; none before the first tile
@@ -229,6 +232,7 @@ FFPA_DEVICE void enter_tile(const pds90_args &a, Math &m)
         const KeyRange keys = key_range(c.left, c.right, c.top_left, i, it.nq, it.nk);
         m.lse[half] = i >= it.nq || lse == -FFPA_INF ? FFPA_INF : SCORED ? lse : lse * LOG2E; // infinite: P = 0
         if (SCORED) m.row[half] = score_row(c, sequence, it.head, in);
+        if (SCORED && i >= it.nq) m.row[half].keys = {0, 0};
         m.lo[half] = keys.lo - key;
         m.keys[half] = i >= it.nq ? 0 : FFPA_RANGE ? keys.hi - keys.lo : keys.hi - key;
     }
@@ -240,6 +244,8 @@ FFPA_DEVICE void enter_tile(const pds90_args &a, Math &m)
     m.blocks = k_blocks - it.key / 64;
     m.key = key;
     m.bh = it.s * a.hq + it.head, m.i = row;
+    m.diagonal = row + it.nk - it.nq - key;
+    if (FFPA_ALIBI) m.alibi = c.alibi[it.s * c.alibi_sb + it.head * c.alibi_sh] * LOG2E;
 }
 
 // And what dS needs besides.
@@ -252,49 +258,44 @@ FFPA_DEVICE void load_delta(const pds90_args &a, Math &m)
     for (int half = 0; half < 2; half++) m.delta[half] = row + half * 8 < it.nq ? ldg_f32(at + half * 8) : 0.0f;
 }
 
-// Weights of columns 16 g .. 16 g + 15: x[i] is of row half i / 2 % 2, column i / 4 * 8 + i % 2.
-FFPA_DEVICE void weights_plain(const pds90_args &a, const Math &m, const float *s, int g, float (&p)[8])
+// tanh with an error of 1e-7, not relative: enough for weights of 16 bits. tanhf is a call's worth of registers.
+FFPA_DEVICE float tanh_near(float x) { return 1.0f - __fdividef(2.0f, 1.0f + ex2(2.0f * LOG2E * x)); }
+
+// Does a row see the key in `column` of those from the thread's first?
+FFPA_DEVICE bool seen(const Math &m, int half, int column)
+{
+    return FFPA_RANGE ? (u32)(column - m.lo[half]) < (u32)m.keys[half] : column < m.keys[half];
+}
+
+// Weights of columns 16 g .. 16 g + 15: x[i] is of row half i / 2 % 2, column i / 4 * 8 + i % 2. `slope` of the softcap.
+FFPA_DEVICE void weights_plain(const pds90_args &a, const Math &m, const float *s, int g, float (&p)[8], float (&slope)[8])
 {
 #pragma unroll
-    for (int i = 0; i < 8; i++) p[i] = ex2(fmaf(s[i], a.scores.scale * LOG2E, -m.lse[i >> 1 & 1]));
+    for (int i = 0; i < 8; i++) {
+        const int column = 16 * g + (i >> 2) * 8 + (i & 1), half = i >> 1 & 1;
+        const float bent = FFPA_SOFTCAP ? tanh_near(s[i] * m.cap_scale) : 0.0f;
+        float x = fmaf(FFPA_SOFTCAP ? bent : s[i], (FFPA_SOFTCAP ? a.scores.softcap : a.scores.scale) * LOG2E, -m.lse[half]);
+        if (FFPA_ALIBI) x -= m.alibi * fabsf((float)(m.diagonal + 8 * half - column));
+        p[i] = ex2(x);
+        slope[i] = 1.0f - bent * bent;
+    }
     if (m.whole) return;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const int column = 16 * g + (i >> 2) * 8 + (i & 1), half = i >> 1 & 1;
-        const bool seen = FFPA_RANGE ? (u32)(column - m.lo[half]) < (u32)m.keys[half] : column < m.keys[half];
-        p[i] = seen ? p[i] : 0.0f;
+        p[i] = seen(m, half, column) ? p[i] : 0.0f;
     }
 }
 
-// tanh with an error of 1e-7, not relative: enough for weights of 16 bits. tanhf is a call's worth of registers.
-FFPA_DEVICE float tanh_near(float x) { return 1.0f - __fdividef(2.0f, 1.0f + ex2(2.0f * LOG2E * x)); }
-
-// The same of scores with options; `slope` of the softcap.
-FFPA_DEVICE void weights_scored(const pds90_args &a, const Math &m, const float *s, int g, float (&p)[8], float (&slope)[8])
+// The same of scores with options.
+FFPA_DEVICE void weights_scored(const pds90_args &a, const Math &m, const float *s, int g, float (&p)[8])
 {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const int half = i >> 1 & 1;
-        const float bent = FFPA_SOFTCAP ? tanh_near(s[i] * m.cap_scale) : 0.0f;
-        const float t = FFPA_SOFTCAP ? a.scores.softcap * bent : s[i] * a.scores.scale;
+        const float t = score_capped(a.scores, s[i]);
         const float v = score(a.scores, m.row[half], t, m.key + 16 * g + (i >> 2) * 8 + (i & 1), m.whole);
-        p[i] = v == -FFPA_INF || m.lse[half] == FFPA_INF ? 0.0f : exp_of(v - m.lse[half]);
-        slope[i] = FFPA_SOFTCAP ? 1.0f - bent * bent : 1.0f;
-    }
-}
-
-// Drop some of P. What dP - delta is multiplied by keeps its size; a minus sign says that dP is dropped.
-FFPA_DEVICE void drop(const pds90_args &a, const Math &m, int g, float (&p)[8], float (&weight)[8])
-{
-#pragma unroll
-    for (int i = 0; i < 8; i += 2) {
-        bool keeps[2];
-        drop_keeps2(m.drop, m.bh, m.i + (i >> 1 & 1) * 8, m.key + 16 * g + (i >> 2) * 8, keeps);
-#pragma unroll
-        for (int e = 0; e < 2; e++) {
-            weight[i + e] = keeps[e] ? weight[i + e] : -weight[i + e];
-            p[i + e] = keeps[e] ? p[i + e] * a.dropout.keep_scale : 0.0f;
-        }
+        p[i] = exp_of(v - m.lse[half]); // 0 where v is -inf, for LSE is not
     }
 }
 
@@ -309,16 +310,38 @@ FFPA_DEVICE void group_p(const pds90_args &a, const Math &m, const float (&s)[BN
 {
     float p[8], weight[8];
     if (SCORED)
-        weights_scored(a, m, s + 8 * g, g, p, weight);
+        weights_scored(a, m, s + 8 * g, g, p);
     else
-        weights_plain(a, m, s + 8 * g, g, p);
-    if (WEIGHTED) {
+        weights_plain(a, m, s + 8 * g, g, p, weight);
+    if (FFPA_SOFTCAP) {
 #pragma unroll
-        for (int i = 0; i < 8; i++) weight[i] = FFPA_SOFTCAP ? p[i] * weight[i] : p[i];
-        if (FFPA_DROPOUT) drop(a, m, g, p, weight);
+        for (int i = 0; i < 8; i++) weight[i] *= p[i];
         put_group(group_at(m, g) + STAGING, weight);
     }
     put_group(group_at(m, g), p);
+}
+
+// The same with dropout. What dP - delta is multiplied by keeps its size; a minus sign says that dP is dropped. A pair at a time: with
+// all eight and the state of Philox there are not enough registers.
+FFPA_DEVICE void group_p_dropped(const pds90_args &a, const Math &m, const float (&s)[BN / 2], int g)
+{
+    u32 kept[4], weight[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int half = i & 1, column = 16 * g + (i >> 1) * 8;
+        float p[2];
+        bool keeps[2];
+        drop_keeps2(m.drop, m.bh, m.i + half * 8, m.key + column, keeps);
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            p[e] = ex2(fmaf(s[8 * g + 2 * i + e], a.scores.scale * LOG2E, -m.lse[half]));
+            if (!m.whole) p[e] = seen(m, half, column + e) ? p[e] : 0.0f;
+        }
+        weight[i] = pack2(keeps[0] ? p[0] : -p[0], keeps[1] ? p[1] : -p[1]);
+        kept[i] = pack2(keeps[0] ? p[0] * a.dropout.keep_scale : 0.0f, keeps[1] ? p[1] * a.dropout.keep_scale : 0.0f);
+    }
+    stmatrix4(group_at(m, g) + STAGING, weight[0], weight[1], weight[2], weight[3]);
+    stmatrix4(group_at(m, g), kept[0], kept[1], kept[2], kept[3]);
 }
 
 // dS of a pair: w (dP - delta), where a weight of 0 stands for a pair whose dP may be anything.
@@ -397,7 +420,10 @@ FFPA_DEVICE void tile(const pds90_args &a, Math &m, float (&s)[BN / 2], float (&
 #pragma unroll
         for (int g = 0; g < GROUPS; g++) {
             if (g * DP_SPREAD / GROUPS != j) continue;
-            group_p(a, m, s, g);
+            if (FFPA_DROPOUT)
+                group_p_dropped(a, m, s, g);
+            else
+                group_p(a, m, s, g);
             if (g % 4 == 3) finish_block(m, a.p, g / 4);
         }
     }
