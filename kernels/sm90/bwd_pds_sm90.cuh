@@ -194,7 +194,7 @@ struct Math {
     int key;            // this thread's first
     int lo[2], keys[2]; // FFPA_RANGE: first visible key, how many; else only their end, from this thread's first. Likewise
     float delta[2];     // from then on
-    bool whole;         // every row sees every key
+    bool whole;         // every row sees every key, as far as ranges and lengths go
     ScoreRow row[2];    // SCORED
     float alibi;        // FFPA_ALIBI: slope in base 2; key on the first row's diagonal, from this thread's first
     int diagonal;
@@ -349,7 +349,7 @@ FFPA_DEVICE float ds_of(const pds90_args &a, const Math &m, float w, float dp, f
 {
     if (FFPA_DROPOUT) dp = __float_as_uint(w) >> 31 ? 0.0f : dp * a.dropout.keep_scale;
     const float ds = (FFPA_DROPOUT ? fabsf(w) : w) * (dp - delta);
-    return SELECTS && !m.whole && w == 0.0f ? 0.0f : ds;
+    return (FFPA_MASK || (SELECTS && !m.whole)) && w == 0.0f ? 0.0f : ds;
 }
 
 // The same columns of dS: weights from the staging tile, dP from registers, dS in the place of P.
