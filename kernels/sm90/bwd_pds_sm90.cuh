@@ -46,11 +46,14 @@ struct Item {
     int line; // of the chunk, over its heads; -1: there are no more
     int head, row, key;
     int s, nq, nk, q_row; // its sequence
+    KeyRange seen;        // FFPA_RANGE: query i of the sequence sees keys [lo + i, hi + i) of those that exist
+    int whole;            // bit w: every row of warpgroup w sees every key of the tile
 };
 
 // A line of query rows: its sequence and first row there.
 struct Line {
     int s, nq, nk, q_row, k_row, row;
+    KeyRange seen;
 };
 
 struct Shared {
@@ -88,7 +91,7 @@ FFPA_DEVICE void enter_group(const pds90_args &a, Shared &sm, Walk &w)
         const int lo = key_range(c.left, c.right, c.top_left, row, s.nq, s.nk).lo;
         const int hi = key_range(c.left, c.right, c.top_left, last, s.nq, s.nk).hi;
         if (row < s.nq && lo < hi) w.from = lo / BN, w.to = (hi + BN - 1) / BN;
-        sm.line[lane] = {s.s, s.nq, s.nk, (int)s.q_row, (int)s.k_row, row};
+        sm.line[lane] = {s.s, s.nq, s.nk, (int)s.q_row, (int)s.k_row, row, key_line(c, s.nq, s.nk)};
     }
     w.tile = __reduce_min_sync(~0u, w.from < w.to ? w.from : 0x7fffffff);
     w.tile_end = __reduce_max_sync(~0u, w.to);
@@ -134,15 +137,25 @@ FFPA_DEVICE void load_steps(Shared &sm, const k_map &a, const Box &x, const k_ma
     }
 }
 
-// The tile that the walk has come to, by the lane of its line.
+// Does each of the 64 rows from `row` on exist and see all keys of the tile?
+FFPA_DEVICE bool sees_whole(const Line &l, int row, int key)
+{
+    const int last = row + 63;
+    if (last >= l.nq || key + BN > l.nk) return false;
+    return !FFPA_RANGE || (l.seen.lo + last <= key && l.seen.hi + row >= key + BN);
+}
+
+// The tile that the walk has come to, by the lane of its line. What the ranges make of it is found here, in an idle warp, for
+// every instruction between two steps of the warpgroups counts.
 FFPA_DEVICE void load_tile(const pds90_args &a, Shared &sm, const Walk &w, u32 count)
 {
     const bool q_packed = FFPA_VARLEN && a.seq.cu_q, k_packed = FFPA_VARLEN && a.seq.cu_k;
     const int head = a.chunk.h0 + w.head;
     const Line &l = sm.line[w.lane];
     const u32 n = count * (S_STEPS + DP_STEPS);
-    sm.item[count % ITEMS] = {w.head * a.chunk.nt + w.group * LINES + w.lane, head, l.row, w.tile * BN, l.s, l.nq, l.nk,
-                              q_packed ? l.q_row : l.s * a.seq.nq};
+    const int key = w.tile * BN, whole = sees_whole(l, l.row, key) + 2 * sees_whole(l, l.row + 64, key);
+    sm.item[count % ITEMS] = {w.head * a.chunk.nt + w.group * LINES + w.lane, head, l.row, key, l.s, l.nq, l.nk,
+                              q_packed ? l.q_row : l.s * a.seq.nq, l.seen, whole};
     const Box x = {l.q_row + l.row, head, q_packed ? 0 : l.s};
     const Box y = {l.k_row + w.tile * BN, head / a.group, k_packed ? 0 : l.s};
     load_steps(sm, a.q, x, a.k, y, S_STEPS, n);
@@ -229,16 +242,14 @@ FFPA_DEVICE void enter_tile(const pds90_args &a, Math &m)
     for (int half = 0; half < 2; half++) {
         const int i = row + half * 8, in = i < it.nq ? i : first;
         const float lse = ((const float *)a.lse.data)[batch * a.lse.sb + it.head * a.lse.sh + (packed + in) * a.lse.sn];
-        const KeyRange keys = key_range(c.left, c.right, c.top_left, i, it.nq, it.nk);
+        const int lo = FFPA_RANGE ? max(it.seen.lo + i, 0) : 0, hi = FFPA_RANGE ? min(it.seen.hi + i, it.nk) : it.nk;
         m.lse[half] = i >= it.nq || lse == -FFPA_INF ? FFPA_INF : SCORED ? lse : lse * LOG2E; // infinite: P = 0
         if (SCORED) m.row[half] = score_row(c, sequence, it.head, in);
         if (SCORED && i >= it.nq) m.row[half].keys = {0, 0};
-        m.lo[half] = keys.lo - key;
-        m.keys[half] = i >= it.nq ? 0 : FFPA_RANGE ? keys.hi - keys.lo : keys.hi - key;
+        m.lo[half] = lo - key;
+        m.keys[half] = i >= it.nq ? 0 : FFPA_RANGE ? max(hi - lo, 0) : hi - key;
     }
-    const KeyRange top = key_range(c.left, c.right, c.top_left, first, it.nq, it.nk);
-    const KeyRange bottom = key_range(c.left, c.right, c.top_left, first + 63, it.nq, it.nk);
-    m.whole = first + 64 <= it.nq && bottom.lo <= it.key && it.key + BN <= top.hi;
+    m.whole = it.whole >> m.wg & 1;
     const int k_blocks = (int)(a.chunk.ld / 64);
     m.block = (it.line * 2 + m.wg) * k_blocks + it.key / 64;
     m.blocks = k_blocks - it.key / 64;
@@ -344,27 +355,34 @@ FFPA_DEVICE void group_p_dropped(const pds90_args &a, const Math &m, const float
     stmatrix4(group_at(m, g), kept[0], kept[1], kept[2], kept[3]);
 }
 
-// dS of a pair: w (dP - delta), where a weight of 0 stands for a pair whose dP may be anything.
-FFPA_DEVICE float ds_of(const pds90_args &a, const Math &m, float w, float dp, float delta)
+// dS of a pair: w (dP - delta).
+FFPA_DEVICE float ds_of(const pds90_args &a, float w, float dp, float delta)
 {
     if (FFPA_DROPOUT) dp = __float_as_uint(w) >> 31 ? 0.0f : dp * a.dropout.keep_scale;
-    const float ds = (FFPA_DROPOUT ? fabsf(w) : w) * (dp - delta);
-    return (FFPA_MASK || (SELECTS && !m.whole)) && w == 0.0f ? 0.0f : ds;
+    return (FFPA_DROPOUT ? fabsf(w) : w) * (dp - delta);
 }
 
-// The same columns of dS: weights from the staging tile, dP from registers, dS in the place of P.
+// The same columns of dS: weights from the staging tile, dP from registers, dS in the place of P. Where a tile holds unseen pairs
+// a weight of 0 stands for one, whose dP may be anything.
 FFPA_DEVICE void group_ds(const pds90_args &a, const Math &m, const float (&dp)[BN / 2], int g)
 {
     const u32 at = group_at(m, g);
-    u32 w[4];
+    u32 w[4], ds[4];
     ldmatrix4(w, WEIGHTED ? at + STAGING : at);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const float x = ds_of(a, m, low_of(w[i]), dp[8 * g + 2 * i], m.delta[i & 1]);
-        const float y = ds_of(a, m, high_of(w[i]), dp[8 * g + 2 * i + 1], m.delta[i & 1]);
-        w[i] = pack2(x, y);
+        const float x = ds_of(a, low_of(w[i]), dp[8 * g + 2 * i], m.delta[i & 1]);
+        const float y = ds_of(a, high_of(w[i]), dp[8 * g + 2 * i + 1], m.delta[i & 1]);
+        ds[i] = pack2(x, y);
     }
-    stmatrix4(at, w[0], w[1], w[2], w[3]);
+    if (FFPA_MASK || (SELECTS && !m.whole)) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (low_of(w[i]) == 0.0f) ds[i] &= 0xffff0000u;
+            if (high_of(w[i]) == 0.0f) ds[i] &= 0x0000ffffu;
+        }
+    }
+    stmatrix4(at, ds[0], ds[1], ds[2], ds[3]);
 }
 
 // Block b of the staging tile is written: to the copy engine. The next one to be written was stored two blocks ago; the
