@@ -264,7 +264,7 @@ typedef struct products_args {
     int order[3];      /* products to make, the longest sums first; -1 behind the last */
     int key_units, query_units; /* lines of units (shapes.h) of keys and of query rows over all sequences */
     int left, right, top_left;  /* as in k_scores */
-    int first, last;   /* does this chunk begin, finish its kv heads? */
+    int last;          /* does this chunk finish its kv heads? */
 } products_args;
 
 #ifdef __cplusplus

@@ -332,11 +332,11 @@ template <int WIDTH> FFPA_DEVICE void make_tile(const products_args &a, Shared &
         multiply<WIDTH, false>(lo, hi, sm, r, it.steps, wg, thread == 0);
     float *part = it.product == DQ ? 0 : a.partial[it.product];
     if (part) part += (i64)it.part * part_elements(COLUMNS) + wg * (2 * T::ACC * 128) + thread;
-    if (part && !a.first) {
+    if (part && !it.opens) {
         carry_in(lo, part);
         carry_in(hi, part + T::ACC * 128);
     }
-    if (part && !a.last) {
+    if (part && !it.closes) {
         carry_out(lo, part);
         carry_out(hi, part + T::ACC * 128);
     } else {
@@ -344,7 +344,7 @@ template <int WIDTH> FFPA_DEVICE void make_tile(const products_args &a, Shared &
         store_acc<WIDTH>(lo, a, it, staging, row, column);
         store_acc<WIDTH>(hi, a, it, staging, row + (T::TURNED ? 0 : 64), column + (T::TURNED ? 64 : 0));
     }
-    if (GUARDED && *(volatile const int *)&it.found) guard_restore<WIDTH>(a, it, a.last ? 0 : part);
+    if (GUARDED && *(volatile const int *)&it.found) guard_restore<WIDTH>(a, it, it.closes ? 0 : part);
 }
 
 FFPA_DEVICE void make_tiles(const products_args &a, Shared &sm)

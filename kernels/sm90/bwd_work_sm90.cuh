@@ -37,6 +37,7 @@ struct Item {
     Span clear;                 // blocks whose pairs with the tile are all seen, and of this sequence
     int steps;                  // at least one, of zeros
     int part;                   // place in the partial sums
+    bool opens, closes;         // is no chunk before, behind this one of those that add to the tile?
     int found;                  // NaN or Inf, by the guards
 };
 
@@ -146,6 +147,20 @@ FFPA_DEVICE Span rows_clear(const products_args &a, const Sequence &s, int key, 
     return {(from + 63) / 64, (to == s.nq && !FFPA_VARLEN ? to + 63 : to) / 64};
 }
 
+// Keep the blocks of rows that belong to the chunk. False when another chunk makes the tile: of those that add to it, or, where no row
+// sees its keys, the last of all.
+FFPA_DEVICE bool clip_to_chunk(const products_args &a, const Span &rows, Item &it)
+{
+    const Span here = {rows.from / 64, (rows.to + 63) / 64}, all = it.blocks;
+    const bool seen = all.from < all.to;
+    const int h0 = it.heads.from + a.chunk.h0, h1 = it.heads.to + a.chunk.h0; // of the group
+    it.opens = !seen || (h0 % a.group == 0 && all.from >= here.from);
+    it.closes = !seen || (h1 % a.group == 0 && all.to <= here.to);
+    it.blocks.from = max(all.from, here.from);
+    it.blocks.to = max(min(all.to, here.to), it.blocks.from);
+    return seen ? it.blocks.from < it.blocks.to : a.last != 0;
+}
+
 // The rows of the tile that are there and belong to the chunk, and what they sum. False when there are none.
 FFPA_DEVICE bool place_sum(const products_args &a, const Sequence &s, int head, Item &it)
 {
@@ -160,15 +175,15 @@ FFPA_DEVICE bool place_sum(const products_args &a, const Sequence &s, int head, 
         it.heads = {head, head + 1};
         it.blocks = keys_seen(a, s, it.begin, it.end);
         it.clear = keys_clear(a, s, it.begin, it.end);
+        it.opens = it.closes = true;
     } else {
         it.head = c.h0 / a.group + head, it.batch = (int)s.k_batch, it.first_row = (int)s.k_row;
         it.begin = it.row, it.end = min(it.row + rows, s.nk);
         if (it.begin >= it.end) return false;
         it.heads = {max(it.head * a.group - c.h0, 0), min((it.head + 1) * a.group - c.h0, c.nh)};
         it.blocks = rows_seeing(a, s, it.begin, it.end);
-        it.blocks.from = max(it.blocks.from, here.from / 64);
-        it.blocks.to = max(min(it.blocks.to, (here.to + 63) / 64), it.blocks.from);
         it.clear = rows_clear(a, s, it.begin, it.end);
+        if (!clip_to_chunk(a, here, it)) return false;
     }
     it.steps = max((it.heads.to - it.heads.from) * (it.blocks.to - it.blocks.from), 1);
     return true;

@@ -215,7 +215,7 @@ static ffpa_status run_pds(const backward_pass *r)
                        .hq = r->hq,
                        .hk = r->hk,
                        .group = r->group};
-    const int64_t tiles = (int64_t)r->chunk.nh * r->chunk.nt * ((x->ld + 191) / 192);
+    const int64_t tiles = (int64_t)r->chunk.nh * r->chunk.nt * ((r->chunk.ld + 191) / 192);
     return launch(r, x->pds, tiles, &args);
 }
 
@@ -237,7 +237,6 @@ static ffpa_status run_products_of(const backward_pass *r, int kernel, unsigned 
                           .left = r->scores.left,
                           .right = r->scores.right,
                           .top_left = r->scores.top_left,
-                          .first = r->opens,
                           .last = r->closes};
     const bool keys_first = products_keys_first(
         &p->ask, r->chunk.nt, r->chunk.nh < r->group ? r->chunk.nh : r->group);

@@ -10,7 +10,7 @@ enum { LINE = 128, MAX_SMS = 256, MOST_TILES = 400000 };
 
 /* Microseconds, fitted to an H200 (docs/design/0012-backward-on-hopper.md). */
 static const double LAUNCH = 4, TILE_FIXED = 3.0, TILE_COLUMN = 4.1 / 512, STEP = 1.17,
-                    TILE_STEPS = 3, CARRY_STEPS = 10;
+                    TILE_STEPS = 3, CARRY_STEPS = 5;
 
 typedef struct model {
     const problem *p;
@@ -88,6 +88,17 @@ static int columns_of(const model *m, int product)
     return (int)((columns + 63) / 64 * 64);
 }
 
+/* Steps that bring the sums of the keys [key, end) in from the chunk before and leave them to the next. */
+static double carry_of(const model *m, const chunk *c, int64_t key, int64_t end, int64_t from,
+                       int64_t to)
+{
+    const bool others =
+        c->heads < m->group; /* heads of the group: most chunks are neither first nor last */
+    const bool before = others || rows_seeing(m, key, end, 0, from) > 0;
+    const bool behind = others || rows_seeing(m, key, end, to, m->p->ask.nq) > 0;
+    return c->partial ? CARRY_STEPS * (before + behind) : 0;
+}
+
 /* Tiles of one unit of one product and head that begin at `row`; rows [from, to) of the sequence are in the
  * chunk. The tiles of a mixed unit count as equally spaced. */
 static void give_unit(model *m, const chunk *c, int product, int64_t row, int64_t from,
@@ -99,7 +110,6 @@ static void give_unit(model *m, const chunk *c, int product, int64_t row, int64_
     const int64_t heads = product == 2          ? 1
                           : c->heads < m->group ? c->heads
                                                 : m->group; /* of a sum */
-    const int64_t extra = c->partial && product != 2 ? (int64_t)CARRY_STEPS : 0;
     for (int i = 0; i < n; i++) {
         const int64_t at = row + (int64_t)(i / side * side) * unit / n,
                       end = at + unit * side / n;
@@ -107,7 +117,9 @@ static void give_unit(model *m, const chunk *c, int product, int64_t row, int64_
         if (at >= length || (product == 2 && (at >= to || end <= from))) continue;
         const int64_t sum =
             product == 2 ? keys_seen(m, at, end) : rows_seeing(m, at, end, from, to);
-        give(m, (double)(heads * ((sum + 63) / 64) + extra) + TILE_STEPS);
+        if (sum == 0 && c->partial) continue;
+        const double extra = product == 2 ? 0 : carry_of(m, c, at, end, from, to);
+        give(m, (double)(heads * ((sum + 63) / 64)) + extra + TILE_STEPS);
     }
 }
 
@@ -193,15 +205,47 @@ static double cost_of_all(model *m, const backward_choice *x)
 {
     const int64_t hq = m->p->ask.hq, rest = hq % x->heads;
     double cost = 0;
-    for (int64_t t = 0; t < x->lines && m->tiles < MOST_TILES; t += x->rows) {
-        const int64_t to = t + x->rows < x->lines ? t + x->rows : x->lines;
+    for (int64_t t = 0, to; t < x->lines && m->tiles < MOST_TILES; t = to) {
+        to = t + backward_lines_from(m->p, x, (int)t);
         cost += (double)(hq / x->heads) * cost_of(m, &(chunk){x->heads, t, to, x->partial});
         if (rest) cost += cost_of(m, &(chunk){rest, t, to, x->partial});
     }
     return cost;
 }
 
-/* As many lines as fit with `heads` heads, in chunks of equal length. False when too few do. Divided step by step,
+/* Do early rows see fewer keys than late ones? (Not asked of so many rows that planning would take a while.) */
+static bool keys_grow(const problem *p, const backward_choice *x)
+{
+    const ffpa_problem *a = &p->ask;
+    return x->lines <= 4096 && key_range_of(a, a->nq, a->nk, 0).last < a->nk;
+}
+
+static int chunks_with(const problem *p, backward_choice *x, uint64_t room)
+{
+    int chunks = 0;
+    x->room = room;
+    for (int t = 0; t < x->lines; t += backward_lines_from(p, x, t))
+        chunks++;
+    return chunks;
+}
+
+/* The least room from `least` to what there is that makes no more chunks: they become alike. */
+static void even_room(const problem *p, backward_choice *x, uint64_t least)
+{
+    uint64_t most = x->room;
+    const int chunks = chunks_with(p, x, most);
+    while (most - least > (uint64_t)LINE * LINE) {
+        const uint64_t middle = least + (most - least) / 2;
+        if (chunks_with(p, x, middle) <= chunks)
+            most = middle;
+        else
+            least = middle;
+    }
+    x->room = most;
+}
+
+/* As many lines as fit with `heads` heads, in chunks of equal length, or, where rows differ in the keys that they see, of equal
+ * size. False when too few do. Divided step by step,
  * because the bytes of all lines may be more than 2^64. */
 static bool fit_rows(const problem *p, backward_choice *x, int64_t heads, int64_t group)
 {
@@ -211,6 +255,7 @@ static bool fit_rows(const problem *p, backward_choice *x, int64_t heads, int64_
     uint64_t budget = backward_budget(p);
     x->heads = (int)heads;
     x->rows = x->lines;
+    x->room = 0;
     x->partial = heads < group;
     if (!x->partial && budget / line / (uint64_t)heads >= all) return true;
     const uint64_t sums = kv_heads * (x->dk_sums + x->dv_sums);
@@ -220,6 +265,11 @@ static bool fit_rows(const problem *p, backward_choice *x, int64_t heads, int64_
     if (heads < group && fit >= all) return true;
     if (fit < LEAST) return false;
     const int64_t most = (int64_t)fit / LEAST * LEAST;
+    if (keys_grow(p, x)) {
+        x->room = (uint64_t)most * (uint64_t)x->ld;
+        even_room(p, x, (uint64_t)LEAST * (uint64_t)x->ld);
+        return true;
+    }
     const int64_t chunks = (x->lines + most - 1) / most;
     x->rows = (int)(((x->lines + chunks - 1) / chunks + LEAST - 1) / LEAST * LEAST);
     return true;

@@ -10,7 +10,11 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { ROWS = 128, FLOOR = 64 << 20 }; /* least workspace that a limit may ask for */
+enum {
+    ROWS = 128,
+    FLOOR = 64 << 20, /* least workspace that a limit may ask for */
+    CUT = 6           /* lines: whole tiles of every kind */
+};
 
 bool backward_supports(const problem *p, const cuda_device *device, char *why, size_t why_bytes)
 {
@@ -33,6 +37,31 @@ uint64_t backward_line_bytes(const problem *p, const backward_choice *x)
 {
     const uint64_t element = 2 * dtype_bytes(p->ask.dtype) + (p->outputs & OUT_DMASK ? 4 : 0);
     return (uint64_t)ROWS * (uint64_t)x->ld * element;
+}
+
+int64_t backward_keys_of(const problem *p, const backward_choice *x, int t0, int lines)
+{
+    const ffpa_problem *a = &p->ask;
+    const int64_t each = (a->nq + ROWS - 1) / ROWS,
+                  end = t0 + lines; /* dense: lines of a sequence */
+    if (x->room == 0 || t0 / each != (end - 1) / each) return x->ld;
+    const int64_t row = (end - t0 / each * each) * ROWS - 1;
+    const int64_t keys = key_range_of(a, a->nq, a->nk, row < a->nq ? row : a->nq - 1).last;
+    return keys < ROWS ? ROWS : (keys + ROWS - 1) / ROWS * ROWS;
+}
+
+int backward_lines_from(const problem *p, const backward_choice *x, int t0)
+{
+    const int rest = x->lines - t0;
+    if (x->room == 0) return x->rows < rest ? x->rows : rest;
+    int lines =
+        (int)(x->room / (uint64_t)x->ld) / CUT * CUT; /* so many fit, whatever they see */
+    for (int more = lines + CUT; lines < rest; more += CUT) {
+        if (more > rest) more = rest;
+        if ((uint64_t)more * (uint64_t)backward_keys_of(p, x, t0, more) > x->room) break;
+        lines = more;
+    }
+    return lines < rest ? lines : rest;
 }
 
 static uint64_t mask_elements(const ffpa_problem *a)
@@ -95,7 +124,8 @@ static size_t place(size_t *end, uint64_t bytes)
 void backward_choose_layout(const problem *p, backward_choice *x)
 {
     const ffpa_problem *a = &p->ask;
-    const uint64_t elements = (uint64_t)x->heads * (uint64_t)x->rows * ROWS * (uint64_t)x->ld;
+    const uint64_t area = x->room ? x->room : (uint64_t)x->rows * (uint64_t)x->ld;
+    const uint64_t elements = (uint64_t)x->heads * area * ROWS;
     const uint64_t size = dtype_bytes(a->dtype);
     const int64_t group = a->hk > 0 ? a->hq / a->hk : 1;
     const uint64_t kv_heads = (uint64_t)((x->heads + group - 1) / group);

@@ -21,9 +21,11 @@ typedef struct backward_choice {
     int64_t ld;      /* keys of a row of P and dS */
     int lines;       /* lines of 128 query rows, of one head over all sequences */
     int key_lines;   /* the same of keys */
-    int heads, rows; /* of a chunk: query heads, lines */
-    int pds_rows;    /* of a block of the pds kernel */
-    bool partial;    /* a kv head takes several chunks */
+    int heads, rows; /* of a chunk: query heads, lines (at most so many, with `room`) */
+    uint64_t
+        room; /* not 0: chunks of as many lines as leave lines x keys below this, for early rows see few keys */
+    int pds_rows; /* of a block of the pds kernel */
+    bool partial; /* a kv head takes several chunks */
     bool dmask_partial;
     uint64_t dk_sums, dv_sums; /* bytes of a kv head's partial sums, were they needed */
     int delta, pds, renorm, dv, dk, dq, dmask,
@@ -61,6 +63,10 @@ void backward_start(const problem *p, backward_choice *x);
 /* Bytes of P, dS and the mask's gradient for one head and one line; bytes for them and for partial sums. */
 uint64_t backward_line_bytes(const problem *p, const backward_choice *x);
 uint64_t backward_budget(const problem *p);
+
+/* Lines of the chunk that begins with line t0; keys of a row of its P and dS. */
+int backward_lines_from(const problem *p, const backward_choice *x, int t0);
+int64_t backward_keys_of(const problem *p, const backward_choice *x, int t0, int lines);
 
 /* The largest chunk that fits. Then the layout, and the kernels that all families share. */
 void backward_choose_chunk(const problem *p, backward_choice *x);

@@ -157,13 +157,14 @@ static ffpa_status run_dsink(const backward_pass *r)
 }
 
 /* Heads h0.., lines t0..: the chunks of one kv head come one after the other. */
-static ffpa_status run_chunk(backward_pass *r, const backward_stages *stages, int h0, int t0)
+static ffpa_status run_chunk(backward_pass *r, const backward_stages *stages, int h0, int t0,
+                             int rows)
 {
     const backward_choice *x = r->x;
     const int heads = h0 + x->heads < r->hq ? x->heads : r->hq - h0;
-    const int rows = t0 + x->rows < x->lines ? x->rows : x->lines - t0;
     const bool from_start = t0 == 0, to_end = t0 + rows >= x->lines;
-    r->chunk = (k_chunk){.ld = x->ld, .h0 = h0, .nh = heads, .t0 = t0, .nt = rows};
+    const int64_t ld = rows > 0 ? backward_keys_of(r->prob, x, t0, rows) : x->ld;
+    r->chunk = (k_chunk){.ld = ld, .h0 = h0, .nh = heads, .t0 = t0, .nt = rows};
     r->opens = from_start && h0 % r->group == 0;
     r->closes = to_end && (h0 + heads) % r->group == 0;
     r->first = from_start && h0 == 0;
@@ -195,8 +196,9 @@ ffpa_status backward_enqueue(const ffpa_plan *plan, const cuda_plan *own, const 
     for (int h0 = 0; h0 < r.hq; h0 += r.x->heads) {
         int t0 = 0;
         do { /* at least once: without any query the keys' gradients are zeros, which must be written */
-            TRY(run_chunk(&r, stages, h0, t0));
-            t0 += r.x->rows;
+            const int rows = backward_lines_from(r.prob, r.x, t0);
+            TRY(run_chunk(&r, stages, h0, t0, rows));
+            t0 += rows;
         } while (t0 < r.x->lines);
     }
     return FFPA_OK;

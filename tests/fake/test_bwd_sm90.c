@@ -43,7 +43,7 @@ static void three_kernels_when_d_is_dv(void **state)
     assert_int_equal(g.columns, 512);
     assert_int_equal(g.key_units, 2 * 3);
     assert_int_equal(g.query_units, 2 * 2);
-    assert_true(g.first && g.last && !g.partial[0] && !g.partial[1]);
+    assert_true(g.last && !g.partial[0] && !g.partial[1]);
 }
 
 static void maps_are_made_once(void **state)
@@ -122,12 +122,13 @@ static void check_chunks(const device_call *c, int lines)
                             (size_t)part_elements(g.columns) * 4;
         assert_true((const char *)g.p >= begin && (const char *)g.ds + bytes <= end);
         assert_true((const char *)g.p + bytes <= (const char *)g.ds);
-        assert_true((g.partial[0] && g.partial[1]) || (g.first && g.last));
+        assert_true((g.partial[0] && g.partial[1]) ||
+                    (k.t0 == 0 && k.h0 % g.group == 0 && g.last));
         for (int w = 0; w < 2 && g.partial[w]; w++)
             assert_true((const char *)g.partial[w] >= (const char *)g.ds + bytes &&
                         (const char *)g.partial[w] + sums <= end);
         book_lines(&book, &k);
-        book_sums(&book, &k, g.group, g.first, g.last);
+        book_sums(&book, &k, g.group, k.t0 == 0 && k.h0 % g.group == 0, g.last);
     }
     book_check(&book, c);
 }
@@ -139,6 +140,8 @@ static void chunks_cover_everything_once_within_the_limit(void **state)
         int lines;
     } cases[] = {{"bwd,bf16,b1h8k2,q4096k4096,d64", 32},
                  {"bwd,bf16,b1h6k2,q4096k4096,d448,causal", 32},
+                 {"bwd,bf16,b2h6k2,q3000k3500,d448,causal", 48},
+                 {"bwd,bf16,b1h6k1,q4096k2000,d448,win500:100", 32},
                  {"bwd,bf16,b1h2k1,q5000k16384,d320", 40},
                  {"bwd,bf16,b2h3k3,q2048k4000,d128", 32}};
     device_call c;
@@ -152,6 +155,29 @@ static void chunks_cover_everything_once_within_the_limit(void **state)
             assert_true(c.g.workspace_bytes <= limit);
             check_chunks(&c, cases[i].lines);
         }
+}
+
+/* Early rows of a causal call see few keys: more of them make a chunk, and its rows of P and dS are shorter. */
+static void chunks_of_causal_rows_are_of_equal_size(void **state)
+{
+    device_call c;
+    int chunks = 0;
+    size_t least = (size_t)-1, most = 0;
+    device_call_make(&c, "bwd,bf16,b1h32k8,q8192k8192,d256,causal", 0);
+    assert_ok(backward(*state, &c));
+    assert_true(c.g.workspace_bytes <= (size_t)1 << 30);
+    for (int i = 0; i < FAKE.launch_count; i++) {
+        if (!is(&FAKE.launches[i], "products")) continue;
+        const k_chunk k = products_of(&FAKE.launches[i]).chunk;
+        const size_t size = (size_t)k.nt * (size_t)k.ld;
+        assert_int_equal(k.ld, (k.t0 + k.nt) * 128);
+        if (k.t0 + k.nt == 64) continue; /* what is left over */
+        least = size < least ? size : least;
+        most = size > most ? size : most;
+        chunks++;
+    }
+    assert_true(chunks >= 4 && least * 4 >= most * 3);
+    check_chunks(&c, 64);
 }
 
 static void packed_sequences_need_no_lengths_on_the_host(void **state)
@@ -185,6 +211,7 @@ int main(void)
         TEST(only_what_is_asked_for_is_computed),
         TEST(what_it_does_not_take_goes_on),
         TEST(chunks_cover_everything_once_within_the_limit),
+        TEST(chunks_of_causal_rows_are_of_equal_size),
         TEST(packed_sequences_need_no_lengths_on_the_host),
         TEST(every_call_may_fail),
         TEST(the_host_needs_microseconds),
