@@ -19,6 +19,7 @@ struct Item {
     int local, head;       // head of the chunk, of all
     int row64, rows, chunk; // first row64 of the chunk of rows, how many (3 but at the end); first chunk of columns
     int from, to;          // steps of 64 keys that some row sees
+    int first[3], end[3];  // those whose P was written, of each row64: asked once an item, for the ranges cost a step's products
     bool wide;
 };
 struct Smem {
@@ -47,33 +48,40 @@ FFPA_DEVICE Item item_of(const fwd_spill_args &a, int i)
     t.chunk = column * 4;
     t.row64 = tile * 3;
     t.rows = min(3, 2 * a.q_tiles - t.row64);
-    const KeyTiles first = key_tiles(a, a.row0 + t.row64 / 2 * BM), last = key_tiles(a, a.row0 + (t.row64 + t.rows - 1) / 2 * BM);
-    t.from = min(first.from, last.from) * 3;
-    t.to = min(max(first.to, last.to) * 3, a.k_blocks);
+    t.from = a.k_blocks, t.to = 0;
+#pragma unroll
+    for (int x = 0; x < 3; x++) {
+        const KeyTiles k = key_tiles(a, a.row0 + (t.row64 + x) / 2 * BM);
+        t.first[x] = k.from * 3;
+        t.end[x] = x < t.rows ? min(k.to * 3, a.k_blocks) : 0;
+        if (t.first[x] < t.end[x]) t.from = min(t.from, t.first[x]), t.to = max(t.to, t.end[x]);
+    }
     return t;
 }
 
+// Was P of step j (64 keys) written for row64 number x of the item?
+FFPA_DEVICE bool written(const Item &t, int x, int j) { return j >= t.first[x] && j < t.end[x]; }
+
 // ---- loads ----------------------------------------------------------------------------------------------
 
-FFPA_DEVICE void load_step(const fwd_spill_args &a, Smem &sm, Ring &r, const Item &t, int j)
+// BOXES: chunks of V, 4 or 2.
+template <int BOXES> FFPA_DEVICE void load_item(const fwd_spill_args &a, Smem &sm, Ring &r, const Item &t)
 {
-    const u32 full = smem_addr(&sm.full[r.slot]), at = smem_addr(sm.slot[r.slot]);
-    const int b = t.head / a.hq, hk = t.head % a.hq / a.group, boxes = t.wide ? 4 : 2;
-    mbar_wait(smem_addr(&sm.free[r.slot]), r.parity ^ 1);
-    mbar_expect(full, (boxes + 3) * BLOCK);
+    const int b = t.head / a.hq, hk = t.head % a.hq / a.group;
+    const u8 *p[3];
+#pragma unroll
+    for (int x = 0; x < 3; x++) p[x] = (const u8 *)a.p + (i64)(t.local * 2 * a.q_tiles + t.row64 + x) * a.k_blocks * BLOCK;
 #pragma unroll 1
-    for (int x = 0; x < 3; x++) {
-        bool seen = x < t.rows;
-        if (FFPA_RANGE && seen) {
-            const KeyTiles k = key_tiles(a, a.row0 + (t.row64 + x) / 2 * BM);
-            seen = j >= k.from * 3 && j < k.to * 3;
-        }
-        const u8 *p = (const u8 *)a.p + ((i64)(t.local * 2 * a.q_tiles + t.row64 + x) * a.k_blocks + j) * BLOCK;
-        bulk_load(at + (4 + x) * BLOCK, seen ? p : a.zero, BLOCK, full);
+    for (int j = t.from; j < t.to; j++) {
+        const u32 full = smem_addr(&sm.full[r.slot]), at = smem_addr(sm.slot[r.slot]);
+        mbar_wait(smem_addr(&sm.free[r.slot]), r.parity ^ 1);
+        mbar_expect(full, (BOXES + 3) * BLOCK);
+#pragma unroll
+        for (int x = 0; x < 3; x++) bulk_load(at + (4 + x) * BLOCK, written(t, x, j) ? p[x] + (i64)j * BLOCK : a.zero, BLOCK, full);
+#pragma unroll
+        for (int x = 0; x < BOXES; x++) tma_load_4d(at + x * BLOCK, &a.v, full, (t.chunk + x) * CHUNK, j * 64, hk, b);
+        ring_next<STAGES>(r);
     }
-#pragma unroll 1
-    for (int x = 0; x < boxes; x++) tma_load_4d(at + x * BLOCK, &a.v, full, (t.chunk + x) * CHUNK, j * 64, hk, b);
-    ring_next<STAGES>(r);
 }
 
 FFPA_DEVICE void produce(const fwd_spill_args &a, Smem &sm)
@@ -82,8 +90,10 @@ FFPA_DEVICE void produce(const fwd_spill_args &a, Smem &sm)
 #pragma unroll 1
     for (int k = 0, i; (i = item_at(k)) < item_count(a); k++) {
         const Item t = item_of(a, i);
-#pragma unroll 1
-        for (int j = t.from; j < t.to; j++) load_step(a, sm, r, t, j);
+        if (!NARROW || t.wide)
+            load_item<4>(a, sm, r, t);
+        else
+            load_item<2>(a, sm, r, t);
     }
 }
 
@@ -118,14 +128,6 @@ template <bool TWO> FFPA_DEVICE void multiply(float (&lo)[BK / 2], float (&hi)[B
     if (steps > 0 && elected) mbar_arrive(before);
 }
 
-// Was P of key tile `tile` written for row64 number x of the item?
-FFPA_DEVICE bool written(const fwd_spill_args &a, const Item &t, int x, int tile)
-{
-    if (!FFPA_RANGE) return true;
-    const KeyTiles k = key_tiles(a, a.row0 + (t.row64 + x) / 2 * BM);
-    return tile >= k.from && tile < k.to;
-}
-
 // First key tile from `tile` on where some base of the item's rows moved.
 FFPA_DEVICE int next_move(const fwd_spill_args &a, const Item &t, int tile, int end)
 {
@@ -136,7 +138,7 @@ FFPA_DEVICE int next_move(const fwd_spill_args &a, const Item &t, int tile, int 
         u32 word = 0;
 #pragma unroll 1
         for (int x = 0; x < t.rows; x++)
-            if (mine < end && written(a, t, x, mine)) word |= a.moved[(row64 + x) * a.k_tiles + mine];
+            if (mine < end && written(t, x, 3 * mine)) word |= a.moved[(row64 + x) * a.k_tiles + mine];
         const u32 vote = __ballot_sync(~0u, word != 0);
         if (vote) return tile + __ffs(vote) - 1;
     }
@@ -149,7 +151,7 @@ FFPA_DEVICE void rescale(float (&acc)[BK / 2], const fwd_spill_args &a, const It
 #pragma unroll
     for (int g = 0; g < BK / 8; g++) {
         const int x = g / 8;
-        if (x >= t.rows || !written(a, t, x, tile)) continue;
+        if (!written(t, x, 3 * tile)) continue;
         const i64 at = (i64)(t.local * 2 * a.q_tiles + t.row64 + x) * a.k_tiles + tile;
         if (!(a.moved[at] >> (g % 8 / 2 * 8) & 255)) continue;
         const float *f = a.factor + at * 64 + g % 8 * 8 + 2 * (threadIdx.x & 3);
