@@ -124,9 +124,11 @@ typedef struct fwd_spill_args {
     const void *zero;
     unsigned *moved;
     float *factor, *inverse, *base;
+    unsigned *tickets;        /* the next item of each kernel: cleared before the first chunk, then by the other kernel */
     int head0, heads;         /* the chunk: heads head0 .. of B * Hq, */
     int row0, q_tiles;        /* q_tiles x 128 rows of each, from row0 on */
     int k_blocks, k_tiles;    /* of 64 and of 192 keys */
+    int run_blocks, side;     /* blocks of a run of P; heads walked side by side */
     int hq, group, nq, nk;
     float scale_log2;         /* scale * log2 e */
 } fwd_spill_args;

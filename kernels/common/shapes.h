@@ -51,9 +51,9 @@ FFPA_SHAPE int pair_shared_bytes(int d, int dv, int vrows, int stages)
     return 2 * (shape_panels(d, 2) * 8192 + 2 * 8192 + 1024) + stages * pair_slot_bytes(dv, vrows) + 1024;
 }
 
-/* Forward with P spilled: four slots of 320 rows of a chunk (P V: three of 448) and two staging tiles; barriers. */
+/* Forward with P spilled: four slots of 320 rows of a chunk (P V: three of 448) and two staging tiles; barriers, items. */
 #define SPILL_SHARED_BYTES (4 * 5 * 8192 + 6 * 8192 + 1024)
-#define SPILL_PV_SHARED_BYTES (3 * 7 * 8192 + 6 * 8192 + 1024)
+#define SPILL_PV_SHARED_BYTES (3 * 7 * 8192 + 6 * 8192 + 2048)
 
 /* ---- backward on sm_90. Workspace blocks are 64 x 64 elements of 2 bytes. ---- */
 

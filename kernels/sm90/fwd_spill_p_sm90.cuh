@@ -6,62 +6,69 @@
 //   WG1 scalar | softmax of S_{j-1} in four parts, P_{j-1} to memory    | softmax of S_j ..
 //   WG2          the same for rows 64 .. 127
 //
-// Barriers: full[s] 1 + bytes (WG0 -> WG1, WG2), free[s] 2 (WG1, WG2 -> WG0), named 1, 2: 128 threads of a team (staging)
+// Barriers: full[s] 1 + bytes (WG0 -> WG1, WG2), free[s] 2 (WG1, WG2 -> WG0), dealt[i] 1 (WG0 -> WG1, WG2), taken[i] 8 warps back;
+// named 1, 2: 128 threads of a team (staging)
 // Budget: registers / math thread 2 x 96 (S of this tile, S of the one before), shared: ring 4 x 40 KB + staging 2 x 24 KB
 #include "sm90/fwd_spill_plan_sm90.cuh"
 
 static constexpr int STAGES = 4;
 
+struct Item {
+    int local, head;         // head of the chunk, negative = no more items; of all
+    int tile, row, from, to; // of the chunk; first row; key tiles
+};
 struct Smem {
     alignas(1024) u8 slot[STAGES][5 * BLOCK]; // 128 rows of Q, 192 of K
     alignas(1024) u8 staging[2][3 * BLOCK];
-    u64 full[STAGES], free[STAGES];
+    Item item[2];
+    Barriers bar;
 };
 static_assert(sizeof(Smem) <= SPILL_SHARED_BYTES, "shared budget");
 static_assert(CHUNKS >= 6, "the softmax hides under six steps");
 
-struct Item {
-    int local, head;         // head of the chunk, of all
-    int tile, row, from, to; // of the chunk; first row; key tiles
-};
 FFPA_DEVICE Item item_of(const fwd_spill_args &a, int i)
 {
-    Item t;
-    t.tile = i % a.q_tiles;
-    t.local = i / a.q_tiles;
-    if (FFPA_RANGE) t.tile = a.q_tiles - 1 - i / a.heads, t.local = i % a.heads; // the longest first
-    t.head = a.head0 + t.local;
-    t.row = a.row0 + t.tile * BM;
-    const KeyTiles k = key_tiles(a, t.row);
-    t.from = k.from, t.to = k.to;
-    return t;
+    const Place at = place_of(a, i, a.q_tiles);
+    const int row = a.row0 + at.tile * BM;
+    const KeyTiles k = key_tiles(a, row);
+    return {i < a.heads * a.q_tiles ? at.local : -1, a.head0 + at.local, at.tile, row, k.from, k.to};
+}
+
+FFPA_DEVICE void load_item(const fwd_spill_args &a, Smem &sm, Ring &r, const Item &t)
+{
+    const int b = t.head / a.hq, h = t.head % a.hq, hk = h / a.group;
+#pragma unroll 1
+    for (int j = t.from; j < t.to; j++)
+#pragma unroll 1
+        for (int x = 0; x < CHUNKS; x++) {
+            const u32 full = smem_addr(&sm.bar.full[r.slot]), at = smem_addr(sm.slot[r.slot]);
+            mbar_wait(smem_addr(&sm.bar.free[r.slot]), r.parity ^ 1);
+            mbar_expect(full, 5 * BLOCK);
+            tma_load_4d(at, &a.q, full, x * CHUNK, t.row, h, b);
+            tma_load_4d(at + 2 * BLOCK, &a.k, full, x * CHUNK, j * BK, hk, b);
+            ring_next<STAGES>(r);
+        }
 }
 
 FFPA_DEVICE void produce(const fwd_spill_args &a, Smem &sm)
 {
     Ring r = {0, 0};
 #pragma unroll 1
-    for (int k = 0, i; (i = item_at(k)) < a.heads * a.q_tiles; k++) {
-        const Item t = item_of(a, i);
-        const int b = t.head / a.hq, h = t.head % a.hq, hk = h / a.group;
-#pragma unroll 1
-        for (int j = t.from; j < t.to; j++)
-#pragma unroll 1
-            for (int x = 0; x < CHUNKS; x++) {
-                const u32 full = smem_addr(&sm.full[r.slot]), at = smem_addr(sm.slot[r.slot]);
-                mbar_wait(smem_addr(&sm.free[r.slot]), r.parity ^ 1);
-                mbar_expect(full, 5 * BLOCK);
-                tma_load_4d(at, &a.q, full, x * CHUNK, t.row, h, b);
-                tma_load_4d(at + 2 * BLOCK, &a.k, full, x * CHUNK, j * BK, hk, b);
-                ring_next<STAGES>(r);
-            }
+    for (int k = 0;; k++) {
+        const Item t = item_of(a, (int)atomic_add(&a.tickets[0], 1));
+        mbar_wait(smem_addr(&sm.bar.taken[k & 1]), (k >> 1 & 1) ^ 1);
+        sm.item[k & 1] = t;
+        mbar_arrive(smem_addr(&sm.bar.dealt[k & 1]));
+        if (t.local < 0) return;
+        load_item(a, sm, r, t);
     }
 }
 
 struct Rows {           // a thread's two rows, 8 apart
     float m[2], l[2];   // base, row sum
     int row, row64;     // query row of the first; of the workspace
-    int from;           // first key tile
+    int run, from;      // of P; first key tile
+    bool moved;         // a base of this warp's rows did, after that tile
     int clear_from, clear_to; // keys that all rows of the team see
     KeyRange line;      // keys that row i sees, less i
 };
@@ -69,14 +76,14 @@ struct Rows {           // a thread's two rows, 8 apart
 // Step of S: one chunk. The slot of the step before goes back.
 FFPA_DEVICE void s_step(float (&s)[BK / 2], Smem &sm, Ring &r, u32 team, bool first, bool elected)
 {
-    mbar_wait(smem_addr(&sm.full[r.slot]), r.parity);
+    mbar_wait(smem_addr(&sm.bar.full[r.slot]), r.parity);
     const u32 at = opaque(desc_chunk(smem_addr(sm.slot[r.slot])));
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; k++) wgmma_kk(s, at + team * (BLOCK >> 4) + 2 * k, at + (2 * BLOCK >> 4) + 2 * k, !(first && k == 0));
     wgmma_commit();
     wgmma_wait<1>();
-    if (!first && elected) mbar_arrive(smem_addr(&sm.free[r.slot == 0 ? STAGES - 1 : r.slot - 1]));
+    if (!first && elected) mbar_arrive(smem_addr(&sm.bar.free[r.slot == 0 ? STAGES - 1 : r.slot - 1]));
     ring_next<STAGES>(r);
     r.slot = opaque(r.slot); // else every slot's addresses stay in registers where STAGES divides CHUNKS, and spill
 }
@@ -100,7 +107,7 @@ FFPA_DEVICE void mask_scores(float (&s)[BK / 2], const Rows &w, const fwd_spill_
 FFPA_DEVICE void move_base(float (&s)[BK / 2], Rows &w, const fwd_spill_args &a, int tile)
 {
     const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3;
-    const i64 at = (i64)w.row64 * a.k_tiles + tile;
+    const i64 at = (i64)w.row64 * a.k_tiles + tile; // of factor; a row of moved is a word longer
     float x[2] = {s[0], s[2]};
 #pragma unroll
     for (int i = 0; i < BK / 2; i += 4) {
@@ -119,7 +126,8 @@ FFPA_DEVICE void move_base(float (&s)[BK / 2], Rows &w, const fwd_spill_args &a,
             if ((lane & 3) == 0) a.factor[at * 64 + 16 * warp + (lane >> 2) + 8 * h] = f;
         }
     }
-    if (lane == 0 && tile >= w.from) ((u8 *)(a.moved + at))[warp] = any && tile > w.from;
+    w.moved |= any && tile > w.from;
+    if (lane == 0 && tile >= w.from) ((u8 *)(a.moved + at + w.row64))[warp] = any && tile > w.from;
 }
 
 // Columns 48 part .. + 47: P to the staging tile, row sums.
@@ -157,7 +165,7 @@ FFPA_DEVICE void softmax_end(const Rows &w, const fwd_spill_args &a, u32 staging
     fence_async_proxy();
     named_sync<TEAM_THREADS>(threadIdx.x / TEAM_THREADS);
     if (elected && tile >= w.from) {
-        bulk_store((u8 *)a.p + ((i64)w.row64 * a.k_blocks + tile * 3) * BLOCK, staging, min(3, a.k_blocks - tile * 3) * BLOCK);
+        bulk_store((u8 *)a.p + (i64)(w.run + tile * 3) * BLOCK, staging, min(3, a.k_blocks - tile * 3) * BLOCK);
         bulk_commit();
     }
 }
@@ -183,7 +191,7 @@ FFPA_DEVICE void s_tile(float (&s)[BK / 2], float (&before)[BK / 2], Rows &w, co
     for (int x = 6; x < CHUNKS; x++) s_step(s, sm, r, team, false, elected);
     wgmma_wait<0>();
     pin(s);
-    if (elected) mbar_arrive(smem_addr(&sm.free[r.slot == 0 ? STAGES - 1 : r.slot - 1]));
+    if (elected) mbar_arrive(smem_addr(&sm.bar.free[r.slot == 0 ? STAGES - 1 : r.slot - 1]));
 }
 
 FFPA_DEVICE void s_finish(float (&s)[BK / 2], Rows &w, const fwd_spill_args &a, Smem &sm, int tile)
@@ -204,6 +212,8 @@ FFPA_DEVICE Rows rows_of(const fwd_spill_args &a, const Item &t)
     w.l[0] = w.l[1] = 0.0f;
     w.row = first + (threadIdx.x >> 5 & 3) * 16 + (threadIdx.x >> 2 & 7);
     w.from = t.from;
+    w.moved = false;
+    w.run = p_run(a, t.local, t.tile, team, {t.from, t.to});
     w.row64 = (t.local * a.q_tiles + t.tile) * 2 + team;
     w.clear_to = key_range(c.left, c.right, c.top_left, first, a.nq, a.nk).hi;
     w.clear_from = key_range(c.left, c.right, c.top_left, end, a.nq, a.nk).lo;
@@ -214,8 +224,9 @@ FFPA_DEVICE Rows rows_of(const fwd_spill_args &a, const Item &t)
 // Row sums, LSE, and what O is multiplied by.
 FFPA_DEVICE void finish_rows(const Rows &w, const fwd_spill_args &a, int head)
 {
-    const u32 lane = threadIdx.x & 31;
+    const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3;
     const int b = head / a.hq, h = head % a.hq;
+    if (lane == 0) ((u8 *)(a.moved + (i64)w.row64 * (a.k_tiles + 1) + a.k_tiles))[warp] = w.moved;
 #pragma unroll
     for (int x = 0; x < 2; x++) {
         float l = w.l[x];
@@ -223,7 +234,7 @@ FFPA_DEVICE void finish_rows(const Rows &w, const fwd_spill_args &a, int head)
         l += __shfl_xor_sync(~0u, l, 2);
         if ((lane & 3) != 0) continue;
         const RowEnd end = end_row(a.scores, h, w.m[x], l);
-        const int at = w.row64 * 64 + (threadIdx.x >> 5 & 3) * 16 + (lane >> 2) + 8 * x;
+        const int at = w.row64 * 64 + warp * 16 + (lane >> 2) + 8 * x;
         a.inverse[at] = end.inverse;
         a.base[at] = w.m[x];
         if (w.row + 8 * x < a.nq && a.lse.data)
@@ -236,8 +247,11 @@ FFPA_DEVICE void consume(const fwd_spill_args &a, Smem &sm)
     Ring r = {0, 0};
     float s0[BK / 2], s1[BK / 2];
 #pragma unroll 1
-    for (int k = 0, i; (i = item_at(k)) < a.heads * a.q_tiles; k++) {
-        const Item t = item_of(a, i);
+    for (int k = 0;; k++) {
+        mbar_wait(smem_addr(&sm.bar.dealt[k & 1]), k >> 1 & 1);
+        const Item t = sm.item[k & 1];
+        give_back_item(sm.bar, k);
+        if (t.local < 0) break;
         Rows w = rows_of(a, t);
 #pragma unroll
         for (int x = 0; x < BK / 2; x++) s1[x] = -FFPA_INF;
@@ -260,7 +274,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ffpa_kernel(const __gri
 {
     extern __shared__ __align__(1024) u8 smem[];
     Smem &sm = *(Smem *)smem;
-    set_up_ring(sm.full, sm.free, STAGES);
+    set_up_barriers(sm.bar);
+    if (blockIdx.x == 0 && threadIdx.x == 0) a.tickets[1] = 0;
     if (threadIdx.x < TEAM_THREADS) {
         regs_less<24>();
         if (threadIdx.x == 0) produce(a, sm);

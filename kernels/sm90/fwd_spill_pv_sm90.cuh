@@ -8,92 +8,130 @@
 //   WG2          the same for columns 128 .. 255
 //
 // Where a base moved (fwd_spill_p noted it) the loop is cut and the sums are scaled.
-// Barriers: full[s] 1 + bytes (WG0 -> WG1, WG2), free[s] 2 (WG1, WG2 -> WG0), named 1, 2: 128 threads of a team (staging)
+// Barriers: full[s] 1 + bytes (WG0 -> WG1, WG2), free[s] 2 (WG1, WG2 -> WG0), dealt[i] 1 + bytes (WG0 -> WG1, WG2), taken[i] 8 warps
+// back; named 1, 2: 128 threads of a team (staging)
 // Budget: registers / math thread 2 x 96, shared: ring 3 x 56 KB + staging 2 x 24 KB
 #include "sm90/fwd_spill_plan_sm90.cuh"
 
 static constexpr int STAGES = 3;
 static constexpr int WIDE = DV / 256, NARROW = DV % 256 / 128; // items of 256 and of 128 columns, for each 192 rows
 
+struct Part {      // 64 rows
+    int first, end; // steps of 64 keys whose P was written
+    int run;        // block of P of step 0
+};
+// An item. It stays in shared memory: registers are for the sums, and the loading thread has few.
 struct Item {
-    int local, head;       // head of the chunk, of all
+    int local, head;        // head of the chunk, negative = no more items; of all
     int row64, rows, chunk; // first row64 of the chunk of rows, how many (3 but at the end); first chunk of columns
-    int from, to;          // steps of 64 keys that some row sees
-    int first[3], end[3];  // those whose P was written, of each row64: asked once an item, for the ranges cost a step's products
-    bool wide;
+    int from, to;           // steps of 64 keys that some row sees
+    bool wide;              // 256 columns
+    bool moved;             // the base of some row did
+    alignas(16) Part part[3];
+    alignas(16) float inverse[BK]; // what its rows of O are multiplied by
 };
 struct Smem {
     alignas(1024) u8 slot[STAGES][7 * BLOCK]; // four (or two) chunks of V, three blocks of P
     alignas(1024) u8 staging[2][3 * BLOCK];
-    Item item[2][2]; // of each team, items alternate: registers are for the sums
-    u64 full[STAGES], free[STAGES];
+    Item item[2]; // they alternate
+    Barriers bar;
 };
 static_assert(sizeof(Smem) <= SPILL_PV_SHARED_BYTES, "shared budget");
 
 FFPA_DEVICE int item_count(const fwd_spill_args &a) { return a.heads * ((2 * a.q_tiles + 2) / 3) * (WIDE + NARROW); }
 
-FFPA_DEVICE Item item_of(const fwd_spill_args &a, int i)
+// Item number i.
+FFPA_DEVICE void find_item(const fwd_spill_args &a, int i, Item &t)
 {
-    Item t;
     const int tiles = (2 * a.q_tiles + 2) / 3, wide = a.heads * tiles * WIDE;
-    int column = WIDE, tile;
+    int column = WIDE;
+    if (i >= item_count(a)) {
+        t.local = -1;
+        return;
+    }
     if (i < wide)
         column = i % WIDE, i /= WIDE; // neighbours share P
     else
         i -= wide;
-    tile = i % tiles, t.local = i / tiles;
-    if (FFPA_RANGE) tile = tiles - 1 - i / a.heads, t.local = i % a.heads; // the longest first
-    t.head = a.head0 + t.local;
+    const Place at = place_of(a, i, tiles);
+    t.local = at.local;
+    t.head = a.head0 + at.local;
     t.wide = column < WIDE;
     t.chunk = column * 4;
-    t.row64 = tile * 3;
-    t.rows = min(3, 2 * a.q_tiles - t.row64);
-    t.from = a.k_blocks, t.to = 0;
-#pragma unroll
-    for (int x = 0; x < 3; x++) {
-        const KeyTiles k = key_tiles(a, a.row0 + (t.row64 + x) / 2 * BM);
-        t.first[x] = k.from * 3;
-        t.end[x] = x < t.rows ? min(k.to * 3, a.k_blocks) : 0;
-        if (t.first[x] < t.end[x]) t.from = min(t.from, t.first[x]), t.to = max(t.to, t.end[x]);
-    }
-    return t;
+    t.row64 = at.tile * 3;
+    t.rows = min(3, 2 * a.q_tiles - at.tile * 3);
 }
 
-// Was P of step j (64 keys) written for row64 number x of the item?
-FFPA_DEVICE bool written(const Item &t, int x, int j) { return j >= t.first[x] && j < t.end[x]; }
+// Its parts: asked for once an item, for the ranges cost as much as a step's products.
+FFPA_DEVICE void find_parts(const fwd_spill_args &a, Item &t)
+{
+    const unsigned *moved = a.moved + ((i64)t.local * 2 * a.q_tiles + t.row64 + 1) * (a.k_tiles + 1) - 1;
+    const unsigned any = moved[0] | moved[t.rows > 1 ? a.k_tiles + 1 : 0] | moved[t.rows > 2 ? 2 * a.k_tiles + 2 : 0];
+    int from = a.k_blocks, to = 0;
+#pragma unroll 1
+    for (int x = 0; x < 3; x++) {
+        const int row64 = t.row64 + x, tile = row64 / 2;
+        const KeyTiles k = key_tiles(a, a.row0 + tile * BM);
+        Part p = {k.from * 3, min(k.to * 3, a.k_blocks), p_run(a, t.local, tile, row64 & 1, k)};
+        if (x >= t.rows) p.end = 0;
+        if (p.first < p.end) from = min(from, p.first), to = max(to, p.end);
+        t.part[x] = p;
+    }
+    t.from = from, t.to = to;
+    t.moved = any != 0;
+}
+
+// Was P of step j (64 keys) written?
+FFPA_DEVICE bool written(const Part &p, int j) { return j >= p.first && j < p.end; }
 
 // ---- loads ----------------------------------------------------------------------------------------------
 
-// BOXES: chunks of V, 4 or 2.
-template <int BOXES> FFPA_DEVICE void load_item(const fwd_spill_args &a, Smem &sm, Ring &r, const Item &t)
+FFPA_DEVICE int draw(const fwd_spill_args &a) { return (int)atomic_add(&a.tickets[1], 1); }
+
+// BOXES: chunks of V, 4 or 2. Returns the number of the CTA's next item, drawn a few steps before the end: what an item needs
+// first takes a while to come, but a long item that waits for a busy CTA is worse.
+template <int BOXES> FFPA_DEVICE int load_item(const fwd_spill_args &a, Smem &sm, Ring &r, const Item &t)
 {
     const int b = t.head / a.hq, hk = t.head % a.hq / a.group;
-    const u8 *p[3];
-#pragma unroll
-    for (int x = 0; x < 3; x++) p[x] = (const u8 *)a.p + (i64)(t.local * 2 * a.q_tiles + t.row64 + x) * a.k_blocks * BLOCK;
+    const int from = t.from, to = t.to, chunk = t.chunk;
+    const Part part[3] = {t.part[0], t.part[1], t.part[2]};
+    int next = 0;
 #pragma unroll 1
-    for (int j = t.from; j < t.to; j++) {
-        const u32 full = smem_addr(&sm.full[r.slot]), at = smem_addr(sm.slot[r.slot]);
-        mbar_wait(smem_addr(&sm.free[r.slot]), r.parity ^ 1);
+    for (int j = from; j < to; j++) {
+        const u32 full = smem_addr(&sm.bar.full[r.slot]), at = smem_addr(sm.slot[r.slot]);
+        mbar_wait(smem_addr(&sm.bar.free[r.slot]), r.parity ^ 1);
         mbar_expect(full, (BOXES + 3) * BLOCK);
 #pragma unroll
-        for (int x = 0; x < 3; x++) bulk_load(at + (4 + x) * BLOCK, written(t, x, j) ? p[x] + (i64)j * BLOCK : a.zero, BLOCK, full);
+        for (int x = 0; x < 3; x++) {
+            const u8 *p = (const u8 *)a.p + (i64)(part[x].run + j) * BLOCK;
+            bulk_load(at + (4 + x) * BLOCK, written(part[x], j) ? p : a.zero, BLOCK, full);
+        }
 #pragma unroll
-        for (int x = 0; x < BOXES; x++) tma_load_4d(at + x * BLOCK, &a.v, full, (t.chunk + x) * CHUNK, j * 64, hk, b);
+        for (int x = 0; x < BOXES; x++) tma_load_4d(at + x * BLOCK, &a.v, full, (chunk + x) * CHUNK, j * 64, hk, b);
         ring_next<STAGES>(r);
+        if (j == max(from, to - 5)) next = draw(a);
     }
+    return from < to ? next : draw(a);
 }
 
 FFPA_DEVICE void produce(const fwd_spill_args &a, Smem &sm)
 {
     Ring r = {0, 0};
+    int i = draw(a);
 #pragma unroll 1
-    for (int k = 0, i; (i = item_at(k)) < item_count(a); k++) {
-        const Item t = item_of(a, i);
-        if (!NARROW || t.wide)
-            load_item<4>(a, sm, r, t);
-        else
-            load_item<2>(a, sm, r, t);
+    for (int k = 0;; k++) {
+        const u32 dealt = smem_addr(&sm.bar.dealt[k & 1]);
+        Item &t = sm.item[k & 1];
+        mbar_wait(smem_addr(&sm.bar.taken[k & 1]), (k >> 1 & 1) ^ 1);
+        find_item(a, i, t);
+        if (t.local < 0) {
+            mbar_arrive(dealt);
+            return;
+        }
+        find_parts(a, t);
+        mbar_expect(dealt, t.rows * 256);
+        bulk_load(smem_addr(t.inverse), a.inverse + ((i64)t.local * 2 * a.q_tiles + t.row64) * 64, t.rows * 256, dealt);
+        i = !NARROW || t.wide ? load_item<4>(a, sm, r, t) : load_item<2>(a, sm, r, t);
     }
 }
 
@@ -109,7 +147,7 @@ template <bool TWO> FFPA_DEVICE void multiply(float (&lo)[BK / 2], float (&hi)[B
     for (int j = 0; j < steps; j++) {
         const u32 at = opaque(desc_chunk(smem_addr(sm.slot[r.slot])));
         const u32 v = at + team * ((TWO ? 2 : 1) * BLOCK >> 4), p = at + (4 * BLOCK >> 4);
-        mbar_wait(smem_addr(&sm.full[r.slot]), r.parity);
+        mbar_wait(smem_addr(&sm.bar.full[r.slot]), r.parity);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) {
@@ -119,7 +157,7 @@ template <bool TWO> FFPA_DEVICE void multiply(float (&lo)[BK / 2], float (&hi)[B
         wgmma_commit();
         wgmma_wait<1>();
         if (j > 0 && elected) mbar_arrive(before);
-        before = smem_addr(&sm.free[r.slot]);
+        before = smem_addr(&sm.bar.free[r.slot]);
         ring_next<STAGES>(r);
     }
     wgmma_wait<0>();
@@ -131,14 +169,15 @@ template <bool TWO> FFPA_DEVICE void multiply(float (&lo)[BK / 2], float (&hi)[B
 // First key tile from `tile` on where some base of the item's rows moved.
 FFPA_DEVICE int next_move(const fwd_spill_args &a, const Item &t, int tile, int end)
 {
-    const i64 row64 = t.local * 2 * a.q_tiles + t.row64;
+    const i64 row64 = (i64)t.local * 2 * a.q_tiles + t.row64;
+    if (!t.moved) return end;
 #pragma unroll 1
     for (; tile < end; tile += 32) {
         const int mine = tile + (threadIdx.x & 31);
         u32 word = 0;
 #pragma unroll 1
         for (int x = 0; x < t.rows; x++)
-            if (mine < end && written(t, x, 3 * mine)) word |= a.moved[(row64 + x) * a.k_tiles + mine];
+            if (mine < end && written(t.part[x], 3 * mine)) word |= a.moved[(row64 + x) * (a.k_tiles + 1) + mine];
         const u32 vote = __ballot_sync(~0u, word != 0);
         if (vote) return tile + __ffs(vote) - 1;
     }
@@ -151,9 +190,9 @@ FFPA_DEVICE void rescale(float (&acc)[BK / 2], const fwd_spill_args &a, const It
 #pragma unroll
     for (int g = 0; g < BK / 8; g++) {
         const int x = g / 8;
-        if (!written(t, x, 3 * tile)) continue;
-        const i64 at = (i64)(t.local * 2 * a.q_tiles + t.row64 + x) * a.k_tiles + tile;
-        if (!(a.moved[at] >> (g % 8 / 2 * 8) & 255)) continue;
+        if (!written(t.part[x], 3 * tile)) continue;
+        const i64 row64 = (i64)t.local * 2 * a.q_tiles + t.row64 + x, at = row64 * a.k_tiles + tile;
+        if (!(a.moved[at + row64] >> (g % 8 / 2 * 8) & 255)) continue;
         const float *f = a.factor + at * 64 + g % 8 * 8 + 2 * (threadIdx.x & 3);
         acc[4 * g] *= f[0], acc[4 * g + 1] *= f[1], acc[4 * g + 2] *= f[0], acc[4 * g + 3] *= f[1];
     }
@@ -168,7 +207,7 @@ FFPA_DEVICE bool store(const float (&acc)[BK / 2], const fwd_spill_args &a, cons
     extern __shared__ __align__(1024) u8 smem[];
     const u32 staging = smem_addr(((Smem *)smem)->staging[id - 1]);
     const u32 base = staging + ((lane & 7) + (lane >> 4) * 8) * 128 + (((warp * 2 + (lane >> 3 & 1)) ^ (lane & 7)) << 4);
-    const float *inverse = a.inverse + (i64)(t.local * 2 * a.q_tiles + t.row64) * 64 + 2 * (lane & 3);
+    const float *inverse = t.inverse + 2 * (lane & 3);
     float sum = 0.0f; // NaN and Inf survive a product with 0
     if ((threadIdx.x & 127) == 0) bulk_wait_read<0>();
     named_sync<TEAM_THREADS>(id);
@@ -239,14 +278,15 @@ FFPA_DEVICE void consume(const fwd_spill_args &a, Smem &sm)
 {
     Ring r = {0, 0};
 #pragma unroll 1
-    for (int k = 0, i; (i = item_at(k)) < item_count(a); k++) {
-        Item &t = sm.item[threadIdx.x / TEAM_THREADS - 1][k & 1];
-        if ((threadIdx.x & 31) == 0) t = item_of(a, i); // each warp for itself, all the same
-        __syncwarp();
+    for (int k = 0;; k++) {
+        mbar_wait(smem_addr(&sm.bar.dealt[k & 1]), k >> 1 & 1);
+        const Item &t = sm.item[k & 1];
+        if (t.local < 0) break;
         if (!NARROW || t.wide)
             consume_item<true>(a, sm, r, t);
         else
             consume_item<false>(a, sm, r, t);
+        give_back_item(sm.bar, k);
     }
     if ((threadIdx.x & 127) == 0) bulk_wait<0>();
 }
@@ -255,7 +295,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) ffpa_kernel(const __gri
 {
     extern __shared__ __align__(1024) u8 smem[];
     Smem &sm = *(Smem *)smem;
-    set_up_ring(sm.full, sm.free, STAGES);
+    set_up_barriers(sm.bar);
+    if (blockIdx.x == 0 && threadIdx.x == 0) a.tickets[0] = 0;
     if (threadIdx.x < TEAM_THREADS) {
         regs_less<40>();
         if (threadIdx.x == 0) produce(a, sm);

@@ -7,43 +7,88 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-enum { MIN_D = 321, MAX_D = 1024, ROWS = 128, BLOCK = 8192, THREADS = 384 };
+enum { MIN_D = 321, MAX_D = 1024, ROWS = 128, KEYS = 192, BLOCK = 8192, THREADS = 384 };
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /* ---- workspace ------------------------------------------------------------------------------------- */
 
-/* Bytes for 128 rows of one head, of each kind. */
+/* Tiles of 192 keys that the 128 rows from `row` on see. */
+static int64_t tiles_seen(const problem *p, int64_t row)
+{
+    const ffpa_problem *a = &p->ask;
+    const int64_t end = row + ROWS < a->nq ? row + ROWS : a->nq;
+    const int64_t from = key_range_of(a, a->nq, a->nk, row).first;
+    return ceil_div(key_range_of(a, a->nq, a->nk, end - 1).last, KEYS) - from / KEYS;
+}
+
+/* Blocks of a run of P where a head's rows come in parts of q_tiles tiles: one tile's, or, where rows differ in the keys
+ * they see, those of a tile from the beginning of a part and of one as far from its end. */
+static int64_t run_blocks(const problem *p, int64_t q_tiles)
+{
+    int64_t most = 0;
+    if (!macro_range(p)) return ceil_div(p->ask.nk, 64);
+    for (int64_t row0 = 0; row0 < p->ask.nq; row0 += q_tiles * ROWS) {
+        const int64_t rest = ceil_div(p->ask.nq - row0, ROWS),
+                      n = rest < q_tiles ? rest : q_tiles;
+        for (int64_t t = 0; 2 * t < n; t++) {
+            int64_t tiles = tiles_seen(p, row0 + t * ROWS);
+            if (2 * t + 1 < n) tiles += tiles_seen(p, row0 + (n - 1 - t) * ROWS);
+            if (tiles > most) most = tiles;
+        }
+    }
+    return 3 * most;
+}
+
+/* Bytes of P of a head, or of q_tiles of its tiles. */
+static size_t p_bytes(const problem *p, int64_t q_tiles, int64_t run)
+{
+    return (size_t)((macro_range(p) ? (q_tiles + 1) / 2 : q_tiles) * 2 * run) * BLOCK;
+}
+
+/* Bytes for 128 rows of one head of what there is beside P. */
 typedef struct row_bytes {
-    size_t p, moved, factor, inverse;
+    size_t moved, factor, inverse;
 } row_bytes;
 
 static row_bytes bytes_of_rows(int64_t nk)
 {
-    const size_t blocks = (size_t)ceil_div(nk, 64), tiles = (size_t)ceil_div(nk, 192);
-    const row_bytes bytes = {
-        .p = 2 * blocks * (size_t)BLOCK,
-        .moved = 2 * tiles * 4,
-        .factor = 2 * tiles * 64 * 4,
-        .inverse = (size_t)2 * 64 * 4
-    };
+    const size_t tiles = (size_t)ceil_div(nk, KEYS);
+    const row_bytes bytes = {.moved = 2 * (tiles + 1) * 4,
+                             .factor = 2 * tiles * 64 * 4,
+                             .inverse = (size_t)2 * 64 * 4};
     return bytes;
 }
 
-static size_t all_bytes(const row_bytes *b)
-{
-    return b->p + b->moved + b->factor + 2 * b->inverse;
-}
-
-/* Alignment of five parts, and the block of zeros. */
-enum { FIXED_BYTES = BLOCK + 5 * 256 };
-
-/* Tiles of 128 rows, of one or several heads, that the workspace limit leaves room for. */
-static int64_t rows_that_fit(const problem *p)
+static size_t other_bytes(const problem *p)
 {
     const row_bytes b = bytes_of_rows(p->ask.nk);
-    if (p->workspace_limit_bytes < FIXED_BYTES) return 0;
-    return (int64_t)((p->workspace_limit_bytes - FIXED_BYTES) / all_bytes(&b));
+    return b.moved + b.factor + 2 * b.inverse;
+}
+
+/* Alignment of five parts, the block of zeros and the two tickets behind it. */
+enum { FIXED_BYTES = BLOCK + 6 * 256 };
+
+static uint64_t room(const problem *p)
+{
+    return p->workspace_limit_bytes > FIXED_BYTES ? p->workspace_limit_bytes - FIXED_BYTES : 0;
+}
+
+/* Whole heads that the workspace limit leaves room for. */
+static int64_t heads_that_fit(const problem *p)
+{
+    const int64_t q_tiles = ceil_div(p->ask.nq, ROWS);
+    const size_t head =
+        p_bytes(p, q_tiles, run_blocks(p, q_tiles)) + (size_t)q_tiles * other_bytes(p);
+    return (int64_t)(room(p) / head);
+}
+
+/* Tiles of 128 rows of one head that it leaves room for, should they see every key. One is lost to the pairs of runs. */
+static int64_t rows_that_fit(const problem *p)
+{
+    const int64_t blocks = 2 * 3 * ceil_div(p->ask.nk, KEYS);
+    const int64_t fit = (int64_t)(room(p) / ((size_t)(blocks * BLOCK) + other_bytes(p)));
+    return macro_range(p) ? fit - 1 : fit;
 }
 
 /* Tiles of 128 rows of all heads. */
@@ -83,7 +128,7 @@ bool spill_supports(const problem *p, const cuda_device *device, char *why, size
         snprintf(why, why_bytes, "%s", reason);
         return false;
     }
-    if (rows_that_fit(p) < (tiles < 3 ? tiles : 3)) {
+    if (heads_that_fit(p) < 1 && rows_that_fit(p) < (tiles < 3 ? tiles : 3)) {
         snprintf(why, why_bytes,
                  "workspace_limit_bytes=%" PRIu64 " holds P of less than 384 rows",
                  p->workspace_limit_bytes);
@@ -134,16 +179,31 @@ static int choose_heads(const problem *p, int64_t most, int sms)
     return (int)heads;
 }
 
+/* Heads of a chunk, of at most so many, where a row's keys grow with its number: whole groups of heads that are walked
+ * side by side, for within one the long and the short tiles of a CTA add up to the same. */
+static int whole_sides(int64_t most, int64_t side)
+{
+    return (int)(most > side ? most / side * side : most);
+}
+
 static void choose_chunk(const problem *p, int sms, spill_choice *x)
 {
     const ffpa_problem *a = &p->ask;
-    const int64_t q_tiles = ceil_div(a->nq, ROWS), fit = rows_that_fit(p);
-    int64_t most = fit / q_tiles;
-    if (most > a->b * a->hq) most = a->b * a->hq;
-    x->q_tiles = (int)(most > 0 ? q_tiles : fit / 3 * 3); /* O has tiles of 192 rows */
-    x->heads = most > 0 ? choose_heads(p, most, sms) : 1;
+    const int64_t q_tiles = ceil_div(a->nq, ROWS), all = a->b * a->hq;
+    const int64_t fit = heads_that_fit(p), most = fit < all ? fit : all;
+    const int64_t side = 2 * sms > q_tiles ? 2 * sms / q_tiles : 1;
+    x->side = (int)(side < all ? side : all);
+    if (most < 1) {
+        x->q_tiles = (int)(rows_that_fit(p) / 3 * 3); /* O has tiles of 192 rows */
+        if (x->q_tiles > q_tiles) x->q_tiles = (int)q_tiles;
+        x->heads = 1;
+    } else {
+        x->q_tiles = (int)q_tiles;
+        x->heads = macro_range(p) ? whole_sides(most, x->side) : choose_heads(p, most, sms);
+    }
+    x->run_blocks = (int)run_blocks(p, x->q_tiles);
     x->k_blocks = (int)ceil_div(a->nk, 64);
-    x->k_tiles = (int)ceil_div(a->nk, 192);
+    x->k_tiles = (int)ceil_div(a->nk, KEYS);
 }
 
 static size_t place(size_t *end, size_t bytes)
@@ -159,8 +219,8 @@ static size_t layout(const problem *p, spill_choice *x)
     const row_bytes b = bytes_of_rows(p->ask.nk);
     const size_t rows = (size_t)x->heads * (size_t)x->q_tiles;
     size_t end = 0;
-    place(&end, rows * b.p);
-    x->zero = place(&end, BLOCK);
+    place(&end, (size_t)x->heads * p_bytes(p, x->q_tiles, x->run_blocks));
+    x->zero = place(&end, BLOCK + 2 * sizeof(unsigned));
     x->moved = place(&end, rows * b.moved);
     x->factor = place(&end, rows * b.factor);
     x->inverse = place(&end, rows * b.inverse);
@@ -194,7 +254,7 @@ ffpa_status spill_choose(const problem *p, const cuda_device *device, void *choi
     add_kernel(kernels, p, device, "p", SPILL_SHARED_BYTES);
     add_kernel(kernels, p, device, "pv", SPILL_PV_SHARED_BYTES);
     report->tile_q = ROWS;
-    report->tile_k = 192;
+    report->tile_k = KEYS;
     report->tile_d = 64;
     report->splits = 1;
     return FFPA_OK;
@@ -216,23 +276,28 @@ static ffpa_status get_maps(const cuda_plan *own, const ffpa_forward_params *f,
 static fwd_spill_args args_of(const spill_choice *x, const call *c, char *workspace)
 {
     const ffpa_forward_params *f = &c->f;
-    fwd_spill_args args = {.q_rows = args_tensor(&f->q),
-                           .k_rows = args_tensor(&f->k),
-                           .v_rows = args_tensor(&f->v),
-                           .o = args_tensor(&f->o),
-                           .lse = args_tensor(&f->lse),
-                           .scores = args_scores(c),
-                           .p = workspace,
-                           .zero = workspace + x->zero,
-                           .moved = (unsigned *)(void *)(workspace + x->moved),
-                           .factor = (float *)(void *)(workspace + x->factor),
-                           .inverse = (float *)(void *)(workspace + x->inverse),
-                           .base = (float *)(void *)(workspace + x->base),
-                           .k_blocks = x->k_blocks,
-                           .k_tiles = x->k_tiles,
-                           .hq = (int)f->q.shape[1],
-                           .nq = (int)f->q.shape[2],
-                           .nk = (int)f->k.shape[2]};
+    fwd_spill_args args = {
+        .q_rows = args_tensor(&f->q),
+        .k_rows = args_tensor(&f->k),
+        .v_rows = args_tensor(&f->v),
+        .o = args_tensor(&f->o),
+        .lse = args_tensor(&f->lse),
+        .scores = args_scores(c),
+        .p = workspace,
+        .zero = workspace + x->zero,
+        .moved = (unsigned *)(void *)(workspace + x->moved),
+        .factor = (float *)(void *)(workspace + x->factor),
+        .inverse = (float *)(void *)(workspace + x->inverse),
+        .base = (float *)(void *)(workspace + x->base),
+        .tickets = (unsigned *)(void *)(workspace + x->zero + BLOCK),
+        .k_blocks = x->k_blocks,
+        .k_tiles = x->k_tiles,
+        .run_blocks = x->run_blocks,
+        .side = x->side,
+        .hq = (int)f->q.shape[1],
+        .nq = (int)f->q.shape[2],
+        .nk = (int)f->k.shape[2]
+    };
     args.group = args.hq / (int)f->k.shape[1];
     args.scale_log2 = (float)(call_scale(c) * 1.4426950408889634);
     return args;
@@ -248,7 +313,7 @@ ffpa_status spill_run(const ffpa_plan *plan, const cuda_plan *own, const call *c
     const int heads = (int)(plan->prob.ask.b * args.hq), rows = x->q_tiles * ROWS;
     TRY(get_maps(own, &c->f, &args));
     TRY(driver_check(drv,
-                     drv->cuMemsetD32Async((uintptr_t)args.zero, 0, BLOCK / 4, c->f.stream),
+                     drv->cuMemsetD32Async((uintptr_t)args.zero, 0, BLOCK / 4 + 2, c->f.stream),
                      "cuMemsetD32Async"));
     for (args.head0 = 0; args.head0 < heads; args.head0 += x->heads)
         for (args.row0 = 0; args.row0 < args.nq; args.row0 += rows) {

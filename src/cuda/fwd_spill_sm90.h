@@ -10,6 +10,7 @@
 typedef struct spill_choice {
     int heads, q_tiles;    /* of a chunk: heads, tiles of 128 rows of each */
     int k_blocks, k_tiles; /* of 64 and of 192 keys */
+    int run_blocks, side;  /* blocks of a run of P; heads walked side by side */
     size_t zero, moved, factor, inverse, base; /* byte offsets in the workspace; P is at 0 */
 } spill_choice;
 

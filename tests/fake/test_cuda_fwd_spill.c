@@ -28,12 +28,16 @@ static void two_kernels_a_chunk(void **state)
     assert_int_equal(args.q_tiles, 8);
     assert_int_equal(args.k_blocks, 24);
     assert_int_equal(args.k_tiles, 8);
+    /* of the first tile, which sees 628 keys, and the last, 1500 */
+    assert_int_equal(args.run_blocks, 3 * (4 + 8));
+    assert_int_equal(args.side, 8);
     assert_ptr_equal(args.p, c.f.workspace);
-    /* P, zeros, flags, factors, inverses and bases follow one another and fit */
+    /* P, zeros, tickets, flags, factors, inverses and bases follow one another and fit */
     const char *at = args.p;
-    assert_true((const char *)args.zero >= at + (size_t)8 * 16 * 24 * 8192);
-    assert_true((const char *)args.moved >= (const char *)args.zero + 8192);
-    assert_true((const char *)args.factor >= (const char *)(args.moved + (size_t)8 * 16 * 8));
+    assert_true((const char *)args.zero >= at + (size_t)8 * 4 * 2 * 36 * 8192);
+    assert_true((const char *)args.tickets >= (const char *)args.zero + 8192);
+    assert_true(args.moved >= args.tickets + 2);
+    assert_true((const char *)args.factor >= (const char *)(args.moved + (size_t)8 * 16 * 9));
     assert_true(args.inverse >= args.factor + (size_t)8 * 16 * 8 * 64);
     assert_true(args.base >= args.inverse + (size_t)8 * 16 * 64);
     assert_true((const char *)(args.base + (size_t)8 * 16 * 64) <= at + c.f.workspace_bytes);
@@ -66,6 +70,30 @@ static void chunks_cover_every_head_and_row_once(void **state)
         fewest = FAKE.launch_count;
     }
     assert_int_equal(fewest, 2);
+}
+
+/* Heads that are walked side by side fill the GPU twice over; where rows differ in length, chunks are whole groups of them. */
+static void chunks_of_causal_calls_are_whole_groups(void **state)
+{
+    static const struct {
+        const char *problem;
+        int side, heads, launches;
+    } cases[] = {
+        {"fwd,bf16,b1h32,q8192k8192,d1024,causal", 4, 12, 6},
+        {"fwd,bf16,b1h32,q16384k16384,d640,causal", 2, 2, 32},
+        {"fwd,bf16,b1h3,q8192k8192,d1024,causal", 3, 3, 2},
+        {"fwd,bf16,b1h32,q8192k8192,d1024", 4, 6, 12},
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        device_call c;
+        device_call_make(&c, cases[i].problem, 0);
+        FAKE.launch_count = 0;
+        assert_ok(forward(*state, &c));
+        assert_int_equal(FAKE.launch_count, cases[i].launches);
+        assert_int_equal(args_of(0).side, cases[i].side);
+        assert_int_equal(args_of(0).heads, cases[i].heads);
+        assert_true(c.f.workspace_bytes <= (size_t)1 << 30);
+    }
 }
 
 static void a_warm_call_only_enqueues(void **state)
@@ -126,6 +154,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(two_kernels_a_chunk, fake_set_up, fake_tear_down),
         cmocka_unit_test_setup_teardown(chunks_cover_every_head_and_row_once, fake_set_up,
+                                        fake_tear_down),
+        cmocka_unit_test_setup_teardown(chunks_of_causal_calls_are_whole_groups, fake_set_up,
                                         fake_tear_down),
         cmocka_unit_test_setup_teardown(a_warm_call_only_enqueues, fake_set_up, fake_tear_down),
         cmocka_unit_test_setup_teardown(what_it_does_not_take_runs_on_sm80, fake_set_up,
