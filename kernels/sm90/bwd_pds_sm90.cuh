@@ -240,7 +240,7 @@ FFPA_DEVICE void enter_tile(const pds90_args &a, Math &m)
     const i64 batch = FFPA_VARLEN && a.seq.cu_q ? 0 : it.s, packed = FFPA_VARLEN && a.seq.cu_q ? it.q_row : 0;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const int i = row + half * 8, in = i < it.nq ? i : first;
+        const int i = row + half * 8, in = i < it.nq ? i : it.row; // a row that is there: 64 further on none may be
         const float lse = ((const float *)a.lse.data)[batch * a.lse.sb + it.head * a.lse.sh + (packed + in) * a.lse.sn];
         const int lo = FFPA_RANGE ? max(it.seen.lo + i, 0) : 0, hi = FFPA_RANGE ? min(it.seen.hi + i, it.nk) : it.nk;
         m.lse[half] = i >= it.nq || lse == -FFPA_INF ? FFPA_INF : SCORED ? lse : lse * LOG2E; // infinite: P = 0
