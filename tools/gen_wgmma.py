@@ -9,7 +9,7 @@ FILE = pathlib.Path(__file__).resolve().parent.parent / "kernels/sm90/wgmma_sm90
 
 # Function -> the N in use. Letters: how A lies, how B lies: k = K-major, m or n = the other way, r = registers.
 SHAPES = {
-    "kk": (32, 64, 80, 96, 112, 128, 160, 192, 256),
+    "kk": (32, 48, 64, 80, 96, 112, 128, 160, 192, 256),
     "kn": (32, 64, 96, 128, 160, 192, 224, 256),
     "mk": (128, 192),
     "mn": (64, 128, 160, 192, 256),

@@ -1,7 +1,7 @@
-// fwd_one_sm90.cuh - attention forward for D and Dv up to 256, one CTA for 64 TEAMS query rows.
+// fwd_one_sm90.cuh - attention forward for D and Dv up to 320, one CTA for 64 TEAMS query rows.
 //     S = Q K^T,  P = 2^(S - m),  O = P V / l,  LSE = ln(sum e^S)
 //
-// Why one CTA: O and S of 64 rows fit the registers of a warpgroup up to Dv = 256. Two or three warpgroups ("teams")
+// Why one CTA: O and S of 64 rows fit the registers of a warpgroup up to Dv = 320. Two or three warpgroups ("teams")
 // share K and V, so that a byte from the L2 serves 128 or 192 rows, and one's softmax hides behind the others' products.
 //
 //              time ->                                       (per block and team BN (D + Dv) / 32 clocks of products)
@@ -228,13 +228,25 @@ FFPA_DEVICE void scores_issue(Math &w)
     wgmma_commit();
 }
 
+// O += P V for 16 keys. An instruction takes 256 columns at most: more go in two, the first of whole chunks.
+template <int N> FFPA_DEVICE void output_step(float (&o)[N], const u32 *p, u32 v)
+{
+    constexpr int CHUNKS = 3, FIRST = CHUNKS * 64 / 2;
+    if constexpr (N <= 128) {
+        wgmma_rn(o, p, v, 1);
+    } else {
+        wgmma_rn(reinterpret_cast<float(&)[FIRST]>(o), p, v, 1);
+        wgmma_rn(reinterpret_cast<float(&)[N - FIRST]>(o[FIRST]), p, v + CHUNKS * (BN * 128 >> 4), 1);
+    }
+}
+
 FFPA_DEVICE void output_issue(Math &w)
 {
     mbar_wait(w.base + V_FULL + 8 * w.v.slot, w.v.parity);
     wgmma_fence(); // its own, because a wait lies between the two groups: else ptxas adds arrivals (C7519)
     const u32 v = desc_chunks(w.base + S_V, BN * 128) + w.v.slot * (V_BYTES >> 4);
 #pragma unroll
-    for (int x = 0; x < BN / 16; x++) wgmma_rn(w.o, w.p + 4 * x, v + x * (16 * 128 >> 4), 1);
+    for (int x = 0; x < BN / 16; x++) output_step(w.o, w.p + 4 * x, v + x * (16 * 128 >> 4));
     wgmma_commit();
 }
 

@@ -22,6 +22,15 @@ FFPA_DEVICE void wgmma_kk(float (&d)[16], u32 a, u32 b, int keep) // [wgmma.mma_
                  : "r"(a), "r"(b), "n"(DESC_HIGH), "r"(keep));
 }
 
+FFPA_DEVICE void wgmma_kk(float (&d)[24], u32 a, u32 b, int keep) // [wgmma.mma_async m64n48k16]
+{
+    asm volatile("{ .reg .pred p; .reg .b64 da, db;\n"
+                 "mov.b64 da, {%24, %26}; mov.b64 db, {%25, %26}; setp.ne.b32 p, %27, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n48k16." WGMMA_TYPES " {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23}, da, db, p, 1, 1, 0, 0; }"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
+                 : "r"(a), "r"(b), "n"(DESC_HIGH), "r"(keep));
+}
+
 FFPA_DEVICE void wgmma_kk(float (&d)[32], u32 a, u32 b, int keep) // [wgmma.mma_async m64n64k16]
 {
     asm volatile("{ .reg .pred p; .reg .b64 da, db;\n"

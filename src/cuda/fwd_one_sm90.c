@@ -30,8 +30,10 @@ static const tile TILES[] = {{64, 64, 192, 128, 2, PLAIN, 100},
                              {160, 160, 128, 112, 2, ANY, 100},
                              {192, 128, 128, 128, 2, ANY, 100},
                              {192, 192, 128, 96, 2, ANY, 100},
-                             {256, 256, 128, 64, 3, ANY, 100}};
-enum { TILE_COUNT = sizeof TILES / sizeof TILES[0], K_STAGES = 2, WIDEST = 256 };
+                             {256, 256, 128, 64, 3, ANY, 100},
+                             {320, 320, 128, 48, 2, PLAIN | LISTED, 100},
+                             {320, 320, 128, 32, 3, HEAVY, 100}};
+enum { TILE_COUNT = sizeof TILES / sizeof TILES[0], K_STAGES = 2, WIDEST = 320 };
 
 static bool packed(const problem *p) { return (p->sources & VARLEN_Q) != 0; }
 
@@ -81,7 +83,7 @@ static const char *obstacle(const problem *p)
     const uint32_t boxed = BOXED_Q | BOXED_K | BOXED_V;
     if (a->dtype != FFPA_BF16 && a->dtype != FFPA_F16) return "takes bf16 and f16";
     if (a->d < 1 || a->dv < 1 || a->d > WIDEST || a->dv > WIDEST)
-        return "takes D and Dv from 1 to 256";
+        return "takes D and Dv from 1 to 320";
     if (p->row_subset) return "takes no row subset";
     if (p->sources & CACHE_PAGED) return "takes no paged cache";
     if (p->new_keys) return "appends no keys";
@@ -93,25 +95,32 @@ static const char *obstacle(const problem *p)
     return NULL;
 }
 
-/* Where most processors would idle, the family that splits the keys is faster; so it is where few rows share keys. */
-static bool too_few(const problem *p, const cuda_device *device, const tile *t)
-{
-    enum { DECODE_ROWS = 16, SPLIT_FROM = 8, SHARE = 5 };
-    const int64_t items = tiles_of(p, t->bm) * heads_of(p);
-    const bool idle = items * SHARE < device->sms && p->ask.nk >= SPLIT_FROM * t->bn;
-    return p->ask.nq <= DECODE_ROWS || idle;
-}
-
 bool fwd_one_supports(const problem *p, const cuda_device *device, char *why, size_t why_bytes)
 {
     const char *reason = obstacle(p);
     if (!reason && !args_fit(p, why, why_bytes)) return false;
     const tile *t = reason ? NULL : choose_tile(p, device->sms);
     if (t && tiles_of(p, t->bm) * heads_of(p) > INT32_MAX / 2) reason = "too many tiles";
-    if (t && !reason && too_few(p, device, t)) reason = "too few query rows to fill the GPU";
     if (!reason) return true;
     snprintf(why, why_bytes, "%s", reason);
     return false;
+}
+
+/* Where most processors would idle, the family that splits the keys is faster; so it is where few rows share keys.
+ * Above WIDE two blocks can share a tile, which is faster while there are processors for both. */
+bool fwd_one_prefers(const problem *p, const cuda_device *device, char *why, size_t why_bytes)
+{
+    enum { DECODE_ROWS = 16, SPLIT_FROM = 8, SHARE = 5, WIDE = 256 };
+    const tile *t = choose_tile(p, device->sms);
+    const int64_t items = tiles_of(p, t->bm) * heads_of(p);
+    const char *reason = NULL;
+    if (p->ask.nq <= DECODE_ROWS ||
+        (items * SHARE < device->sms && p->ask.nk >= SPLIT_FROM * t->bn))
+        reason = "too few query rows to fill the GPU";
+    else if ((p->ask.d > WIDE || p->ask.dv > WIDE) && items * 2 <= device->sms)
+        reason = "so few tiles that pairs of blocks are faster";
+    if (reason) snprintf(why, why_bytes, "%s", reason);
+    return !reason;
 }
 
 /* ---- plan ---------------------------------------------------------------------------------------- */

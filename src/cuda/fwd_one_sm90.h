@@ -1,4 +1,4 @@
-/* fwd_one_sm90.h - forward on compute capability 9.0 with D and Dv up to 256: one block keeps 128 or 192
+/* fwd_one_sm90.h - forward on compute capability 9.0 with D and Dv up to 320: one block keeps 128 or 192
  * query rows in registers (kernels/sm90/fwd_one_sm90.cuh). */
 #ifndef FFPA_CUDA_FWD_ONE_SM90_H
 #define FFPA_CUDA_FWD_ONE_SM90_H
@@ -15,6 +15,7 @@ typedef struct fwd_one_choice {
 } fwd_one_choice;
 
 bool fwd_one_supports(const problem *p, const cuda_device *device, char *why, size_t why_bytes);
+bool fwd_one_prefers(const problem *p, const cuda_device *device, char *why, size_t why_bytes);
 ffpa_status fwd_one_choose(const problem *p, const cuda_device *device, void *choice,
                            variant_list *kernels, ffpa_report *report);
 ffpa_status fwd_one_run(const ffpa_plan *plan, const cuda_plan *own, const call *c,

@@ -75,6 +75,46 @@ static void few_tiles_are_smaller(void **state)
     assert_int_equal(run(*state, &c, "fwd,bf16,b1h32,q8192k8192,d128,alibi").f.tiles, 64);
 }
 
+/* Above 256 columns O leaves room for 48 scores a row, and for 32 beside the registers that options take. */
+static void wide_rows_take_short_blocks(void **state)
+{
+    device_call c;
+    fwd_one_args a = run(*state, &c, "fwd,bf16,b1h32,q1000k1000,d320");
+    assert_int_equal(box_rows(&a.k_map), 48);
+    a = run(*state, &c, "fwd,bf16,b4h16,q1000k1000,d200v264,varlen=1000+17+64+300");
+    assert_int_equal(box_rows(&a.v_map), 48);
+    a = run(*state, &c, "fwd,bf16,b1h32,q1000k1000,d320,causal,softcap30");
+    assert_int_equal(box_rows(&a.k_map), 32);
+}
+
+static void few_tiles_run_elsewhere(void **state)
+{
+    static const struct {
+        const char *problem, *path, *reason;
+    } cases[] = {
+        {"fwd,bf16,b8h32,q1k4096,d128", "cuda/sm80/forward", "too few query rows"},
+        {"fwd,bf16,b1h4,q768k4096,d128", "cuda/sm80/forward", "too few query rows"},
+        {"fwd,bf16,b1h66,q100k1000,d320", "cuda/sm90_pair/forward",
+         "pairs of blocks are faster"},
+        {"fwd,bf16,b1h66,q100k1000,d256v320", "cuda/sm80/forward",
+         "pairs of blocks are faster"},
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        device_call c;
+        char why[300] = "";
+        device_call_make(&c, cases[i].problem, 0);
+        assert_ok(forward(*state, &c));
+        assert_string_equal(ffpa_last_path(), cases[i].path);
+        assert_non_null(family_on_hopper(&c.ask, NULL, why, sizeof why));
+        if (!strstr(why, cases[i].reason))
+            fail_msg("%s: \"%s\", expected \"%s\"", cases[i].problem, why, cases[i].reason);
+        assert_non_null(
+            family_on_hopper(&c.ask, "sm90_one", why, sizeof why)); /* where it must, it can */
+    }
+    device_call c;
+    run(*state, &c, "fwd,bf16,b1h67,q100k1000,d320");
+}
+
 /* Heads walked together are whole groups whose K and V fit the L2, and no more than there are. */
 static void heads_are_walked_by_what_the_cache_holds(void **state)
 {
@@ -111,11 +151,10 @@ static void what_it_refuses_runs_elsewhere(void **state)
         const char *problem, *reason;
     } refused[] = {
         {"fwd,f32,b1h16,q1024k1024,d64", "sm90_one: takes bf16 and f16"},
-        {"fwd,bf16,b1h16,q1024k1024,d264", "sm90_one: takes D and Dv from 1 to 256"},
+        {"fwd,bf16,b1h16,q1024k1024,d328", "sm90_one: takes D and Dv from 1 to 320"},
         {"fwd,bf16,b1h16,q1024k1024,d100", "sm90_one: q, k and v must have dense rows"},
         {"fwd,bf16,b2h8k2,q128k3000,d128,varlen=3000+17,page16",
          "sm90_one: takes no paged cache"},
-        {"fwd,bf16,b8h32,q1k4096,d128", "sm90_one: too few query rows"},
         {"fwd,bf16,b1h16,q1024k0,d64", "sm90_one: needs rows and keys"},
     };
     device_call c;
@@ -138,6 +177,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(more_tiles_than_processors_are_counted_out, fake_set_up,
                                         fake_tear_down),
         cmocka_unit_test_setup_teardown(few_tiles_are_smaller, fake_set_up, fake_tear_down),
+        cmocka_unit_test_setup_teardown(wide_rows_take_short_blocks, fake_set_up,
+                                        fake_tear_down),
+        cmocka_unit_test_setup_teardown(few_tiles_run_elsewhere, fake_set_up, fake_tear_down),
         cmocka_unit_test_setup_teardown(heads_are_walked_by_what_the_cache_holds, fake_set_up,
                                         fake_tear_down),
         cmocka_unit_test_setup_teardown(packed_sequences_make_lines_of_tiles, fake_set_up,

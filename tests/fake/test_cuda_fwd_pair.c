@@ -49,7 +49,7 @@ static void boxes_follow_the_columns(void **state)
         const char *problem;
         int v[5], half[4];
     } cases[] = {
-        {"fwd,bf16,b1h32,q500k500,d320", {64, 32, 2, 1, 1}, {64, 32, 1, 1}},
+        {"fwd,bf16,b1h16,q500k500,d320", {64, 32, 2, 1, 1}, {64, 32, 1, 1}},
         {"fwd,bf16,b1h32,q500k500,d512", {64, 16, 4, 1, 1}, {64, 16, 1, 1}},
         {"fwd,bf16,b1h32,q500k500,d576", {64, 16, 4, 1, 1}, {64, 64, 1, 1}},
         {"fwd,bf16,b1h32,q500k500,d488",

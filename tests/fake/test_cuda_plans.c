@@ -13,6 +13,7 @@ static const struct {
 } PLANS[] = {
     {"sm_90a", "fwd,bf16,b1h32,q8192k8192,d512"},
     {"sm_90a", "fwd,bf16,b1h32k8,q8192k8192,d320,causal"},
+    {"sm_90a", "fwd,bf16,b1h32k8,q8192k8192,d384,causal"},
     {"sm_90a", "fwd,bf16,b1h32k8,q8192k8192,d128,causal"},
     {"sm_90a", "fwd,f16,b1h32,q1024k1024,d192v128"},
     {"sm_90a", "fwd,f16,b2h16,q1000k1000,d72,mask=bool:bhqk,softcap30,alibi,sink,dropout0.1"},

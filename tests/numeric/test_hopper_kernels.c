@@ -179,7 +179,7 @@ static sample *packed(sample *t)
     return causal(t);
 }
 
-/* ---- D up to 256 ------------------------------------------------------------------------------------ */
+/* ---- D up to 320 ------------------------------------------------------------------------------------ */
 
 static void one(void **state)
 {
@@ -189,7 +189,9 @@ static void one(void **state)
     forward(BF16(2, 140, 270, 128, 128), family, "128 rows");
     forward(causal(BF16(2, 140, 270, 64, 64)), family, "causal");
     forward(causal(BF16(140, 150, 150, 192, 128)), family, "causal, many tiles");
-    forward(F16(2, 140, 270, 256, 256), family, "widest");
+    forward(F16(2, 140, 270, 256, 256), family, "widest in one instruction");
+    forward(BF16(2, 140, 270, 320, 320), family, "widest");
+    forward(causal(BF16(140, 150, 150, 264, 288)), family, "causal, many wide tiles");
     forward(BF16(2, 40, 70, 72, 40), family, "tails");
 }
 
@@ -201,7 +203,10 @@ static void one_options(void **state)
     forward(with_all(BF16(2, 140, 270, 64, 64)), family, "all options");
     forward(with_mask(BF16(2, 140, 270, 256, 256)), family, "bool mask");
     forward(with_sink(with_window(BF16(2, 140, 270, 128, 128))), family, "window and sink");
+    forward(with_all(BF16(2, 140, 270, 320, 320)), family, "all options, widest");
     forward(packed(BF16(2, 150, 180, 64, 64)), family, "packed");
+    forward(packed(BF16(2, 150, 180, 320, 320)), family, "packed, widest");
+    forward(poisoned(BF16(2, 140, 140, 320, 320)), family, "NaN, widest");
     forward(poisoned(BF16(2, 140, 140, 128, 128)), family, "NaN");
     sample *t = BF16(2, 20, 100, 128, 128);
     sample_use_cache(t, length);
