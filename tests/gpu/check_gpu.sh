@@ -170,7 +170,7 @@ for part in ${parts//,/ }; do
     library)
         rm -f "$out"/ratios_*.part
         library_jobs | many library
-        { echo "problem,share_of_bound,relative_error" && sort -V "$out"/ratios_*.part 2>/dev/null; } >"$out/error_ratios.csv"
+        { echo "problem,path,tensor,share_of_bound,relative_error" && sort -V "$out"/ratios_*.part 2>/dev/null; } >"$out/error_ratios.csv"
         ;;
     sanitize) sanitize ;;
     host) alone host_time "$build/tests/host_time" ;;

@@ -82,7 +82,7 @@ def check_forward(library, case):
     o, lse = call.outputs()
     library.forward(call, o, lse)
     torch.cuda.synchronize()
-    worst, relative = 0.0, 0.0
+    worst, relative = {}, {}
     for batch, rows, keys, b in parts:
         k, v = keys(call) if callable(keys) else (call.k[b][:, keys], call.v[b][:, keys])
         q = call.q[batch][:, rows]
@@ -90,7 +90,7 @@ def check_forward(library, case):
         for got, name in ((o[batch][:, rows], "o"), (lse[batch][:, rows, 0], "lse")):
             ulp = 1.2e-7 * max([0.0, *torch.nan_to_num(right.lse, 0, 0, 0).abs().flatten().tolist()]) if name == "lse" else 0  # it is stored in f32
             r, rel = compare(got, getattr(right, name), getattr(naive, name).to(got.dtype), 2, 1e-5 + ulp)
-            worst, relative = max(worst, r), max(relative, rel)
+            worst[name], relative[name] = max(worst.get(name, 0), r), max(relative.get(name, 0), rel)
     again, lse2 = call.outputs()
     library.forward(call, again, lse2)
     same = torch.equal(torch.nan_to_num(o, 7.0), torch.nan_to_num(again, 7.0))
