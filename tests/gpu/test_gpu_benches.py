@@ -119,3 +119,11 @@ def test_amounts():
     assert gpu_case.Case("fwd,f16,b2h4k2,q5k3,d8").flop() == 2 * 2 * 4 * 15 * 16
     assert gpu_case.Case("bwd,f16,b1h1,q1k1,d8v16").flop() == 2 * (3 * 8 + 2 * 16)
     assert gpu_case.Case("fwd,bf16,b8h32k4,q1k32768,d512").kv_bytes() == 2**31
+
+
+def test_training_layer(monkeypatch, tmp_path):
+    module = importlib.import_module("train_layer")
+    monkeypatch.setattr(sys, "argv", ["train_layer.py", "--device", "cpu", "--small", "--rounds", "1", "--csv", str(tmp_path / "c.csv")])
+    module.main()
+    lines = (tmp_path / "c.csv").read_text().splitlines()
+    assert lines[1].split(",")[2:4] == ["ffpa_ms", "ffpa_mib"] and lines[2].startswith("1,40,") and lines[2].count(",") == 7
