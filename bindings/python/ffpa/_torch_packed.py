@@ -82,5 +82,6 @@ def with_cache(rows, new, index, causal, scale, extra):
     if is_compiling() or not is_plain((*given, *asked[0], alibi)):
         return _torch_ops.attend_over_cache(given, *asked)
     for cache in given[1:3] if len(given) == 5 else ():
-        torch.autograd.graph.increment_version(cache)  # who saved it for a gradient learns that it changed
+        if not cache.is_inference():  # which has no version
+            torch.autograd.graph.increment_version(cache)  # who saved it for a gradient learns that it changed
     return _torch_ops.over_cache(given, *asked)

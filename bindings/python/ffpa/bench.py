@@ -171,6 +171,11 @@ def _first_line(error):
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:100]
 
 
+def _distance(a, b):
+    """Largest difference, head by head: a whole difference in f32 may be larger than what is left of a GPU's memory."""
+    return max((x.float() - y.float()).abs().max().item() for x, y in zip(a.flatten(0, 1), b.flatten(0, 1)))
+
+
 def measure(p, device, budget):
     """One Row for each implementation; those that refuse have a note instead of a time."""
     scale, unit = (1e12, "T") if device == "cuda" else (1e9, "G")
@@ -180,11 +185,14 @@ def measure(p, device, budget):
         dout = torch.randn(p.q[:3] + p.v[3:], device=device).to(p.dtype)
     except RuntimeError as error:  # more than the memory holds
         return [Row(p.text, name, None, None, unit, None, _first_line(error)) for name in implementations()]
-    calls, notes, answers = {}, {}, {}
+    calls, notes, apart, ours = {}, {}, {}, None
     for name, function in implementations().items():
         try:
             calls[name] = _call(function, inputs, p, dout)
-            answers[name] = [t.float().cpu() for t in calls[name]()]
+            answer = calls[name]()
+            ours = answer if name == "ffpa" else ours
+            apart[name] = None if ours is None else max(_distance(a, b) for a, b in zip(answer, ours))
+            del answer
         except Exception as error:  # noqa: BLE001 - whatever a package raises is its refusal
             calls.pop(name, None)
             notes[name] = _first_line(error)
@@ -208,10 +216,7 @@ def measure(p, device, budget):
             rows.append(Row(p.text, name, None, None, unit, None, notes[name]))
             continue
         median = statistics.median(times[name])
-        apart = None
-        if "ffpa" in answers:
-            apart = max((a - b).abs().max().item() for a, b in zip(answers[name], answers["ffpa"]))
-        rows.append(Row(p.text, name, median * 1e3, work / median / scale, unit, apart, ""))
+        rows.append(Row(p.text, name, median * 1e3, work / median / scale, unit, apart[name], ""))
     return rows
 
 
@@ -249,9 +254,10 @@ def table(results):
     return "\n".join(lines)
 
 
-def heading(device):
+def heading(device, commit):
     name = torch.cuda.get_device_name() if device.startswith("cuda") else "CPU, %d threads" % torch.get_num_threads()
-    return "%s; torch %s; %s; %s" % (name, torch.__version__, _library.describe(), datetime.date.today())
+    return "%s; torch %s; %s; %s%s" % (name, torch.__version__, _library.describe(), "commit %s; " % commit if commit else "",
+                                       datetime.date.today())
 
 
 def _seconds(text):
@@ -270,6 +276,7 @@ def main(arguments=None):
     parser.add_argument("--seconds", type=_seconds, default=2.0, help="of timed calls for each problem")
     parser.add_argument("--json", metavar="FILE", help="write the rows; - for standard output instead of the table")
     parser.add_argument("--plot", metavar="FILE.png", help="write a picture of the rates (needs matplotlib)")
+    parser.add_argument("--commit", default="", help="what the library was built from, for the heading")
     asked = parser.parse_args(arguments)
     if asked.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: PyTorch sees no GPU")
@@ -289,7 +296,7 @@ def main(arguments=None):
         progress(i, len(problems), p.text)
         results.append(measure(p, asked.device, asked.seconds))
     progress(len(problems), len(problems), "done")
-    title = heading(asked.device)
+    title = heading(asked.device, asked.commit)
     if asked.json != "-":
         print(title)
         print(table(results))

@@ -2,6 +2,7 @@
 must be there."""
 import importlib.util
 import os
+import shutil
 
 import pytest
 from hypothesis import settings
@@ -25,4 +26,12 @@ def devices():
 
 @pytest.fixture(params=devices())
 def device(request):
+    return request.param
+
+
+@pytest.fixture(params=["aot_eager", "inductor"])
+def compiler(request):
+    """A backend of torch.compile that can work here."""
+    if request.param == "inductor" and not (shutil.which("g++") or shutil.which("clang++")):
+        pytest.skip("inductor needs a C++ compiler")
     return request.param

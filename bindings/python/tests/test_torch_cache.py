@@ -139,11 +139,10 @@ def step(q, k_cache, v_cache, k, v, lengths, table):
 
 
 @needs_operators
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("appending, paged", [(False, True), (True, False), (True, True)])
-def test_compile_has_no_graph_break(device, backend, appending, paged):
+def test_compile_has_no_graph_break(device, compiler, appending, paged):
     torch._dynamo.reset()
-    compiled = torch.compile(step, fullgraph=True, backend=backend)
+    compiled = torch.compile(step, fullgraph=True, backend=compiler)
     for _ in range(2):
         q, caches, new, lengths, table = decoding(device, paged)
         ours, theirs = ([c.clone() for c in caches] for _ in range(2))
