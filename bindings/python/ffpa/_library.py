@@ -95,17 +95,23 @@ def _log_line(user, level, line):
     log.log(_LOG_LEVELS.get(level, logging.DEBUG), "%s", line.decode(errors="replace"))
 
 
-def _nvrtc_outside_prefix():
-    """NVRTC in folders of sys.path that belong to no prefix the library looks under by itself."""
-    prefixes = tuple(os.path.join(p, "") for p in {sys.prefix, sys.base_prefix})
-    for folder in sys.path:
-        if folder and not folder.startswith(prefixes):
-            for pattern in ("nvidia/cu[0-9]*/lib/libnvrtc.so.*", "nvidia/cuda_nvrtc/lib/libnvrtc.so.*",
-                            "torch/lib/libnvrtc[.-]*so*"):
-                found = [f for f in sorted(glob.glob(os.path.join(glob.escape(folder), pattern)))
-                         if "builtins" not in f and ".alt." not in f]
-                if found:
-                    return found[-1].encode()
+def _nvrtc_elsewhere():
+    """NVRTC beside a package that Python finds and the library would not: in an environment whose interpreter was
+    started without activating it, in a folder of PYTHONPATH. The library looks under `seen` by itself."""
+    variables, path = os.environ.get, os.environ.get("PATH", "").split(":")
+    interpreter = os.path.dirname(os.path.dirname(os.path.realpath(sys.executable or "/usr/bin/python3")))
+    seen = {variables("VIRTUAL_ENV"), variables("CONDA_PREFIX"), interpreter, os.path.expanduser("~/.local"),
+            *[folder[:-4] for folder in path if folder.endswith("/bin")]}
+    for folder in filter(None, sys.path):
+        prefix, _, rest = folder.rpartition("/lib/python3")
+        if prefix in seen and rest.endswith(("/site-packages", "/dist-packages")):
+            continue
+        for pattern in ("nvidia/cu[0-9]*/lib/libnvrtc.so.*", "nvidia/cuda_nvrtc/lib/libnvrtc.so.*",
+                        "torch/lib/libnvrtc[.-]*so*"):
+            found = [f for f in sorted(glob.glob(os.path.join(glob.escape(folder), pattern)))
+                     if "builtins" not in f and ".alt." not in f]
+            if found:
+                return found[-1].encode()
     return None
 
 
@@ -125,7 +131,7 @@ def _make(backend):
     if name != "auto":  # which leaves the choice to FFPA_BACKEND
         options.backend = name.encode()
     if not os.environ.get("FFPA_NVRTC"):
-        options.nvrtc_path = _nvrtc_outside_prefix()
+        options.nvrtc_path = _nvrtc_elsewhere()
     if log.isEnabledFor(logging.INFO):
         options.log = ctypes.cast(_log_line, ctypes.c_void_p).value
     made = ctypes.c_void_p()

@@ -164,3 +164,43 @@ def test_many_shapes_do_not_pile_up():
         q = numpy.ones((1, 1, n, 1), "f4")
         ffpa.ffpa_attn_func(q, q, q)
     assert len(_run._forward_problems.entries) <= _run._forward_problems.limit
+
+
+# ---- the run-time compiler of GPU kernels ----------------------------------------------------------------------
+
+@pytest.mark.parametrize("layout", ["nvidia/cu13/lib/libnvrtc.so.13", "nvidia/cuda_nvrtc/lib/libnvrtc.so.12",
+                                    "torch/lib/libnvrtc-b51b459d.so.12"])
+def test_nvrtc_beside_the_packages_of_an_environment(monkeypatch, tmp_path, layout):
+    """Also of one that nobody activated: its interpreter is a link into another prefix. Where the library looks by
+    itself it may choose by the driver's version, so nothing is named there."""
+    from ffpa import _library
+    packages = tmp_path / "env/lib/python3.12/site-packages"
+    compiler = packages / layout
+    compiler.parent.mkdir(parents=True)
+    for name in (compiler.name, compiler.name.replace("libnvrtc", "libnvrtc-builtins", 1), compiler.name.replace(".so", ".alt.so")):
+        (compiler.parent / name).touch()
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path / "nothing"), str(packages)])
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert _library._nvrtc_elsewhere() == str(compiler).encode()
+    monkeypatch.setenv("PATH", "%s/env/bin:/bin" % tmp_path)
+    assert _library._nvrtc_elsewhere() is None
+    monkeypatch.setenv("PATH", "/bin")
+    monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "env"))
+    assert _library._nvrtc_elsewhere() is None
+    monkeypatch.setattr(sys, "path", ["", str(tmp_path)])
+    assert _library._nvrtc_elsewhere() is None
+
+
+def test_prebuild(tmp_path):
+    """With the compiler that pip put beside this package, without a GPU, in an interpreter started by its path."""
+    if not any(os.path.isdir(os.path.join(folder, "nvidia")) for folder in sys.path) and not os.environ.get("FFPA_NVRTC"):
+        pytest.skip("no package nvidia-cuda-nvrtc here")
+    code = "import ffpa, sys; ffpa.prebuild('fwd,f32,b1h1,q4k4,d8', 'sm_80', sys.argv[1])"
+    environment = {name: value for name, value in os.environ.items() if name not in ("VIRTUAL_ENV", "CONDA_PREFIX")}
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, env=environment, timeout=120)
+    (kernel,) = tmp_path.iterdir()
+    assert kernel.stat().st_size > 1000 and kernel.name.startswith("fwd_sm80_f32_d8v8") and kernel.suffix == ".cubin"
+    with pytest.raises(ffpa.FfpaError, match="sm_12"):
+        ffpa.prebuild("fwd,f32,b1h1,q4k4,d8", "sm_12", tmp_path)

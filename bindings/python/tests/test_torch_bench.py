@@ -24,6 +24,15 @@ def test_table_and_json(tmp_path, capsys, device):
     assert all(r["milliseconds"] or r["note"] for r in rows), "a missing time has a reason"
 
 
+def test_progress_on_terminals_only(monkeypatch, capsys):
+    for terminal in (False, True):
+        monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+        for done in range(3):
+            bench.progress(done, 2, "fwd,f32")
+        shown = capsys.readouterr().err
+        assert shown.endswith("[%s] 2/2 %-56s\n" % ("#" * 30, "fwd,f32")) if terminal else shown == ""
+
+
 def test_json_alone_is_json(capsys):
     bench.main([PROBLEMS[0], "--device", "cpu", "--seconds", "0.01", "--json", "-"])
     assert json.loads(capsys.readouterr().out)["rows"]

@@ -107,6 +107,23 @@ def test_cuda_graph_with_gradients_and_dropout():
 
 
 @needs_gpu
+@pytest.mark.parametrize("backward", [False, True])
+def test_workspace_comes_from_pytorchs_allocator(backward):
+    q = torch.randn(1, 4, 600, 640, device="cuda", dtype=torch.bfloat16, requires_grad=backward)
+    workspace = ffpa.explain(q, q, q, backward=backward).workspace_bytes
+    assert workspace > 0 or not backward
+    call = lambda: torch.autograd.grad(ffpa.ffpa_attn_func(q, q, q).sum(), q) if backward else ffpa.ffpa_attn_func(q, q, q)
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    kept = call()
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before >= workspace + q.numel() * 2 and kept is not None
+    assert torch.cuda.memory_allocated() - before <= 4 * q.numel() * 2, "the workspace went back"
+
+
+@needs_gpu
 def test_mixed_devices_name_the_argument():
     q = torch.randn(1, 2, 4, 8)
     for call in (lambda: ffpa.ffpa_attn_func(q.cuda(), q.cuda(), q.cuda(), torch.ones(4, 4, dtype=torch.bool)),
