@@ -21,7 +21,7 @@ shopt -s lastpipe # `jobs | many` may say what failed
 from=$PWD
 cd "$(dirname "$0")/../.."
 parts=library,sanitize,host,bench,python,cases backend=cuda build= out= jobs=$(nproc) seconds=460 failed=() summary=()
-declare -A share=([library]=60 [sanitize]=130 [host]=20 [bench]=120 [python]=120 [cases]=200)
+declare -A share=([library]=60 [sanitize]=130 [host]=20 [bench]=120 [python]=140 [cases]=200)
 usage() { sed -n '2,/^set/p' "$0" | sed '$d' && exit 2; }
 while [ $# -gt 0 ]; do
     [ "$1" = --quick ] && export FFPA_TEST_EFFORT=quick && shift && continue
@@ -157,7 +157,9 @@ python_part() {
     export FFPA_LIBRARY=$build/libffpa.so PYTHONPATH=$PWD/bindings/python
     alone overhead python3 bench/python_overhead.py --commit "$COMMIT"
     python3 -c 'import matplotlib' 2>/dev/null && picture=(--plot "$out/ffpa_bench.png")
-    alone ffpa_bench python3 -m ffpa.bench --seconds 0.5 --commit "$COMMIT" --json "$out/ffpa_bench.json" "${picture[@]}"
+    alone ffpa_bench python3 -m ffpa.bench --seconds 0.5 --commit "$COMMIT" --json "$out/ffpa_bench.json" "${picture[@]}" \
+        fwd,bf16,b1h32,q4096k4096,d512 fwd,bf16,b1h32,q4096k4096,d512,causal bwd,bf16,b1h32,q4096k4096,d512 \
+        fwd,bf16,b8h16k2,q1k16384,d512
     python3 -c 'import xdist' 2>/dev/null && many=(-n $((jobs < 14 ? jobs : 14)) --dist worksteal)
     alone pytest python3 -m pytest bindings/python/tests -p no:cacheprovider -q "${many[@]}"
 }
