@@ -30,6 +30,7 @@ def plot(results, title, path):
     colours = dict(zip(names, ["#c0392b"] + ["#34495e", "#5d8aa8", "#8fb7cc", "#bfc9ca", "#7d8b69", "#a3ad85", "#d5c9a7"]))
     for panel, unit in zip(panels[:, 0], units):
         _bars(panel, groups[unit], names, colours, unit, speed_up)
+        panel.set_xlim(-0.55, widest - 0.45)  # bars of one width in all panels
     if names:
         panels[0, 0].legend(ncol=len(names), frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1.0))
     figure.suptitle("\n".join(textwrap.wrap(title, 110)), fontsize=8, x=0.01, ha="left")
@@ -60,7 +61,6 @@ def _bars(panel, groups, names, colours, unit, speed_up):
     panel.set_xticks(range(len(groups)))
     panel.set_xticklabels([_in_lines(rows[0].problem) for rows in groups], fontsize=7)
     panel.set_ylabel(unit + " (below: times the fastest other)", fontsize=8)
-    panel.set_xlim(-0.55, len(groups) - 0.45)
     panel.set_ylim(0, tallest * 1.2)
     panel.spines[["top", "right"]].set_visible(False)
     panel.grid(axis="y", color="#e5e5e5", linewidth=0.6)

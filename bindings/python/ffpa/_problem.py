@@ -114,8 +114,8 @@ class Slot:
         if "kv_cache" in self.sides:
             side = self.sides["kv_cache"]
             for name in ("lengths", "batch_index", "block_table"):
-                if getattr(tensors, name) is not None:
-                    setattr(side, name, pointer(getattr(tensors, name)))
+                if getattr(tensors, name) is not None:  # an empty one has no address, and is there all the same
+                    setattr(side, name, pointer(getattr(tensors, name)) or ctypes.addressof(side))
             for name in ("k_new", "v_new"):
                 if getattr(tensors, name) is not None:
                     getattr(side, name).data = pointer(getattr(tensors, name))

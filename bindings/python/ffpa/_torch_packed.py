@@ -19,20 +19,21 @@ def _rows(names, tensors, axes):
     return tensors
 
 
-def _offsets(name, t, device):
+def _index(name, t, device, least=0):
+    """One axis of whole numbers, `least` of them or more."""
     if t is None:
         return None
     memory.check_plain(name, t, device)
-    if t.dim() != 1 or t.shape[0] < 1 or t.dtype not in (torch.int32, torch.int64):
-        raise invalid("ffpa: %s of shape %s and dtype %s must be one axis of offsets in int32 or int64" % (
-            name, tuple(t.shape), t.dtype))
+    if t.dim() != 1 or t.shape[0] < least or t.dtype not in (torch.int32, torch.int64):
+        raise invalid("ffpa: %s of shape %s and dtype %s must be one axis of int32 or int64%s" % (
+            name, tuple(t.shape), t.dtype, ", one entry or more" if least else ""))
     return t.contiguous()
 
 
 def varlen(rows, offsets, longest, dropout_p, causal, scale, extra):
     q, k, v = autocast(*_rows(("query", "key", "value"), rows, 3))
     device = q.device
-    cu_q, cu_k = (_offsets(name, t, device) for name, t in zip(("cu_seqlens_q", "cu_seqlens_k"), offsets))
+    cu_q, cu_k = (_index(name, t, device, least=1) for name, t in zip(("cu_seqlens_q", "cu_seqlens_k"), offsets))
     if cu_q is None or cu_k is None:
         raise invalid("ffpa: cu_seqlens_q and cu_seqlens_k are both required")
     if cu_q.shape != cu_k.shape:
@@ -68,7 +69,7 @@ def with_cache(rows, new, index, causal, scale, extra):
         if t is not None and t.requires_grad and torch.is_grad_enabled():
             raise unsupported("ffpa: %s.requires_grad is set, and attention over a KV cache has no gradient; call it under "
                               "torch.no_grad()" % name)
-    lengths, batch_index = (_offsets(name, t, device) for name, t in zip(("cache_seqlens", "cache_batch_idx"), index))
+    lengths, batch_index = (_index(name, t, device) for name, t in zip(("cache_seqlens", "cache_batch_idx"), index))
     table = index[2]
     for name, t in zip(("cache_seqlens", "cache_batch_idx", "block_table"), (lengths, batch_index, table)):
         if t is not None and t.shape[:1] != q.shape[:1]:

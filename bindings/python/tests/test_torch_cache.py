@@ -52,6 +52,21 @@ def test_cache_arguments_are_checked(device):
             ffpa.flash_attn_with_kvcache(**dict(dict(q=q, k_cache=caches[0], v_cache=caches[1]), **call))
 
 
+@pytest.mark.parametrize("appending", [False, True])
+@pytest.mark.parametrize("lengths", [4, None])
+def test_no_sequences(device, appending, lengths):
+    """A batch of none: as a server has it between requests."""
+    q, caches, new = torch.empty(0, 1, 4, 64, device=device), make(device, (0, 16, 2, 64), (0, 16, 2, 64)), (None, None)
+    if appending:
+        new, lengths = make(device, (0, 1, 2, 64), (0, 1, 2, 64)), torch.empty(0, dtype=torch.int32, device=device)
+    assert ffpa.flash_attn_with_kvcache(q, *caches, *new, cache_seqlens=lengths).shape == (0, 1, 4, 64)
+    pages, table = make(device, (3, 16, 2, 64), (3, 16, 2, 64)), torch.empty(0, 2, dtype=torch.int32, device=device)
+    before = [page.clone() for page in pages]
+    assert ffpa.flash_attn_with_kvcache(q, *pages, *new, cache_seqlens=4 if lengths is None else lengths,
+                                        block_table=table).shape == (0, 1, 4, 64)
+    assert all(a.equal(b) for a, b in zip(pages, before))
+
+
 # ---- gradients, transforms, views ------------------------------------------------------------------------------
 
 def small(device):

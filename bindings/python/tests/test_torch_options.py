@@ -309,7 +309,8 @@ def test_longest_is_a_hint_and_the_tail_is_zero(device):
 def test_packed_arguments_are_checked(device):
     (q, k, v), (cu_q, cu_k) = packed(device)
     for call, word in (((q[0], k, v, cu_q, cu_k), "query"), ((q, k, v, cu_q[:-1], cu_k), "offsets"),
-                       ((q, k, v, cu_q.float(), cu_k), "cu_seqlens_q"), ((q, k, v, cu_q, None), "required"),
+                       ((q, k, v, cu_q[:0], cu_k), "one entry or more"), ((q, k, v, cu_q, None), "required"),
+                       ((q, k, v, cu_q.float(), cu_k), "cu_seqlens_q"),
                        ((q, k, v, cu_q.long(), cu_k), "dtype"), ((q, k.int(), v, cu_q, cu_k), "key.dtype"),
                        ((q, k, v, cu_q, cu_k, None, None), "max_seqlen_q"), ((q, None, v, cu_q, cu_k), "key is a NoneType")):
         with pytest.raises(ffpa.FfpaError, match=word):
