@@ -13,6 +13,8 @@ def number(name, value):
     """A float that changes with nothing else: options are part of the keys under which problems are kept."""
     if isinstance(value, float):
         return value
+    if getattr(value, "requires_grad", False):
+        raise wrong_type("ffpa: %s.requires_grad is set; it is read as a number, which has no gradient (detach it)" % name)
     if hasattr(value, "__float__") and not isinstance(value, complex):
         try:
             return float(value)

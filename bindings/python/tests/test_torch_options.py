@@ -110,6 +110,15 @@ def test_options_are_read_at_each_call(device):
         assert not found[0].equal(found[1])
 
 
+def test_numbers_have_no_gradient(device):
+    """A scale that is learned would never learn."""
+    q, learned = torch.randn(1, 1, 4, 8, device=device), torch.tensor(0.5, device=device, requires_grad=True)
+    for name in ("scale", "softcap", "dropout_p"):
+        with pytest.raises(TypeError, match=name + r"\.requires_grad is set"):
+            ffpa.ffpa_attn_func(q, q, q, **{name: learned})
+    assert ffpa.ffpa_attn_func(q, q, q, scale=learned.detach()).equal(ffpa.ffpa_attn_func(q, q, q, scale=0.5))
+
+
 def test_slopes_have_no_gradient(device):
     q = torch.randn(1, 2, 4, 8, device=device, requires_grad=True)
     with pytest.raises(ffpa.FfpaError, match="alibi.requires_grad"):
