@@ -1,6 +1,8 @@
 /* disk.c - whole files by POSIX calls. */
 #include "base/disk.h"
 
+#include <ctype.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -75,6 +77,45 @@ static bool write_all(int fd, const char *data, size_t bytes)
         done += (size_t)n;
     }
     return true;
+}
+
+/* Where the digits before `end` begin, and the '.' before them; NULL when there are none. */
+static const char *before_number(const char *name, const char *end)
+{
+    const char *p = end;
+    while (p > name && isdigit((unsigned char)p[-1]))
+        p--;
+    return p < end && p > name && p[-1] == '.' ? p - 1 : NULL;
+}
+
+/* Is it a name that open_temporary gives for a file that ends in `ending`? */
+static bool is_temporary(const char *name, const char *ending)
+{
+    const size_t length = strlen(name), tail = strlen(ending);
+    if (length < 4 || strcmp(name + length - 4, ".tmp") != 0) return false;
+    const char *end = before_number(name, name + length - 4);
+    if (end) end = before_number(name, end);
+    return end && (size_t)(end - name) > tail && memcmp(end - tail, ending, tail) == 0;
+}
+
+void disk_sweep(const char *path, const char *ending)
+{
+    enum { HOUR = 3600 };
+    char folder[DISK_PATH];
+    struct stat written, found;
+    const char *slash = strrchr(path, '/');
+    const size_t length = slash ? (size_t)(slash - path) + 1 : 2; /* with its '/', for "/" */
+    if (length >= sizeof folder || stat(path, &written) != 0) return;
+    memcpy(folder, slash ? path : "./", length);
+    folder[length] = 0;
+    DIR *entries = opendir(folder);
+    for (struct dirent *e; entries && (e = readdir(entries));) {
+        if (is_temporary(e->d_name, ending) &&
+            fstatat(dirfd(entries), e->d_name, &found, AT_SYMLINK_NOFOLLOW) == 0 &&
+            S_ISREG(found.st_mode) && found.st_mtime < written.st_mtime - HOUR)
+            unlinkat(dirfd(entries), e->d_name, 0);
+    }
+    if (entries) closedir(entries);
 }
 
 /* A new file beside `path`; -1 with errno. Names that dead processes, other threads or other machines with this one's

@@ -17,6 +17,10 @@ void *disk_read(const allocator *a, const char *path, size_t limit, size_t *byte
 bool disk_write(const char *path, const void *head, size_t head_bytes, const void *body,
                 size_t body_bytes);
 
+/* What writers of files so `ending` left behind in the folder of `path` when they died: temporary files an hour older
+ * than `path`, which has just been written, so that one clock tells. No file takes an hour to write. */
+void disk_sweep(const char *path, const char *ending);
+
 /* Make a folder and the ones above it, with these permissions less the umask. True when it is there afterwards, else
  * errno tells why. */
 bool disk_make_folder(const char *path, unsigned mode);

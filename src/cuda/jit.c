@@ -146,7 +146,10 @@ static bool write_entry(const jit *j, const char *folder, const variant *v,
 {
     char path[DISK_PATH];
     const jit_key key = jit_key_of(v, j->o.files, compiler);
-    return jit_entry_path(path, folder, v, &key) && jit_entry_write(path, &key, cubin, bytes);
+    if (!jit_entry_path(path, folder, v, &key) || !jit_entry_write(path, &key, cubin, bytes))
+        return false;
+    disk_sweep(path, ".cubin"); /* beside a compilation it costs nothing */
+    return true;
 }
 
 /* Not being able to store is no failure: say so once and go on. */

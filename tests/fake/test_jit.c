@@ -5,10 +5,12 @@
 
 #include "cuda/jit_entry.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 static variant make_variant(const char *name)
@@ -114,6 +116,25 @@ static void entry_path(char path[DISK_PATH], const char *folder, const variant *
     assert_non_null(fgets(path, DISK_PATH, listing));
     pclose(listing);
     path[strcspn(path, "\n")] = 0;
+}
+
+/* A process that was killed as it wrote. Whoever writes next cleans up; whoever only reads leaves the folder alone. */
+static void writers_sweep_what_killed_ones_left(void **state)
+{
+    const variant v = make_variant("swept"), w = make_variant("reader");
+    const struct timespec old[2] = {{time(NULL) - 7200, 0}, {time(NULL) - 7200, 0}};
+    char path[DISK_PATH], left[DISK_PATH + 20];
+    get_fresh(*state, JIT_ON, &v);
+    entry_path(path, *state, &v);
+    snprintf(left, sizeof left, "%s.77.0.tmp", path);
+    assert_true(disk_write(left, "half", 4, "", 0));
+    assert_int_equal(utimensat(AT_FDCWD, left, old, 0), 0);
+    get_fresh(*state, JIT_ON, &v);
+    get_fresh(*state, JIT_READ_ONLY, &w);
+    assert_int_equal(fake_folder_count(*state, ".tmp"), 1);
+    get_fresh(*state, JIT_ON, &w);
+    assert_int_equal(fake_folder_count(*state, ".tmp"), 0);
+    assert_int_equal(fake_folder_count(*state, ".cubin"), 2);
 }
 
 static void damaged_entries_are_rebuilt(void **state)
@@ -375,6 +396,7 @@ int main(void)
         TEST(memory_then_disk_then_compiler),
         TEST(a_disk_hit_says_nothing_a_compilation_says_what),
         TEST(everything_that_matters_is_in_the_key),
+        TEST(writers_sweep_what_killed_ones_left),
         TEST(damaged_entries_are_rebuilt),
         TEST(read_only_reads_and_off_does_neither),
         TEST(a_folder_that_cannot_be_written_is_said_once),

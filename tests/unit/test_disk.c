@@ -6,8 +6,11 @@
 #include "fake/fake_cuda.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 static void written_files_read_back(void **state)
@@ -75,6 +78,50 @@ static void other_writers_files_are_left_alone(void **state)
     assert_int_equal(fake_folder_count(folder, ".tmp"), TAKEN);
     mem_free(&allocator_default, disk_read(&allocator_default, path, 100, &bytes));
     assert_int_equal(bytes, 4);
+    fake_folder_remove(folder);
+}
+
+/* An empty file, last changed so many seconds before now. */
+static void put_old(const char *folder, const char *name, long age)
+{
+    char path[DISK_PATH];
+    const struct timespec when[2] = {{time(NULL) - age, 0}, {time(NULL) - age, 0}};
+    assert_true(disk_join(path, folder, name));
+    assert_true(disk_write(path, "", 0, "", 0));
+    assert_int_equal(utimensat(AT_FDCWD, path, when, 0), 0);
+}
+
+static void what_dead_writers_left_is_swept(void **state)
+{
+    (void)state;
+    static const char *const swept[] = {"a.kept.12.0.tmp", "b.c.kept.4194304.99.tmp"};
+    static const char *const stay[] = {
+        "a.kept.12.tmp",    "a.kept.tmp",        ".kept.1.2.tmp",
+        "a.other.12.0.tmp", "a.kept.12.0.tmp.x", "a.kept.x1.0.tmp",
+        "a.kept.12..tmp",   "12.0.tmp",          "old.kept"};
+    char folder[64], path[DISK_PATH];
+    fake_folder_new(folder);
+    for (size_t i = 0; i < COUNT(swept); i++)
+        put_old(folder, swept[i], 2 * 3600);
+    for (size_t i = 0; i < COUNT(stay); i++)
+        put_old(folder, stay[i], 2 * 3600);
+    put_old(folder, "young.kept.12.0.tmp", 1800); /* somebody may be writing it */
+    assert_true(disk_join(path, folder, "old.kept"));
+    disk_sweep(path, ".kept"); /* written as long ago as they were */
+    assert_int_equal(fake_folder_count(folder, ""), COUNT(swept) + COUNT(stay));
+    assert_true(disk_join(path, folder, "new.kept"));
+    disk_sweep(path, ".kept"); /* not there */
+    assert_int_equal(fake_folder_count(folder, ""), COUNT(swept) + COUNT(stay));
+    assert_true(disk_write(path, "", 0, "", 0));
+    disk_sweep(path, ".kept");
+    for (size_t i = 0; i < COUNT(swept); i++) {
+        assert_true(disk_join(path, folder, swept[i]));
+        assert_int_equal(access(path, F_OK), -1);
+    }
+    assert_int_equal(fake_folder_count(folder, ""),
+                     COUNT(stay) + 1); /* less a hidden one, and two */
+    assert_true(disk_join(path, folder, ".kept.1.2.tmp"));
+    assert_int_equal(unlink(path), 0);
     fake_folder_remove(folder);
 }
 
@@ -163,6 +210,7 @@ int main(void)
         cmocka_unit_test(written_files_read_back),
         cmocka_unit_test(a_failed_write_leaves_nothing),
         cmocka_unit_test(other_writers_files_are_left_alone),
+        cmocka_unit_test(what_dead_writers_left_is_swept),
         cmocka_unit_test(folders_are_made_on_the_way),
         cmocka_unit_test(readers_never_see_a_half_written_file),
         cmocka_unit_test(libraries_open_or_say_why),
