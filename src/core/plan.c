@@ -132,7 +132,7 @@ static ffpa_status find_workspace(const ffpa_plan *plan, const call *c, const ch
 ffpa_status plan_check(const ffpa_plan *plan, const call *c, bool asking, const char *fn)
 {
     TRY(call_check_memory(c, plan->report.workspace_bytes, asking, fn));
-    return plan->prob.device == FFPA_HOST ? sequences_check(c, fn) : FFPA_OK;
+    return plan->prob.device == FFPA_HOST ? sequences_check(c, &plan->ctx->alloc, fn) : FFPA_OK;
 }
 
 /* Has a call no element to write? Then even a loop over its sequences may be too much: there may be

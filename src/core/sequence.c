@@ -2,6 +2,7 @@
  * indices. */
 #include "core/sequence.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 int64_t index_at(const void *array, int32_t dtype, int64_t i)
@@ -28,6 +29,7 @@ static int64_t table_stride(const ffpa_kv_cache *cache)
 }
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 int64_t sequence_count(const call *c)
 {
@@ -148,25 +150,8 @@ static int64_t append_run(const sequence *s, cache_row at, int64_t j)
     return s->page_size ? smaller(s->page_size - at.row, s->nk - j) : s->nk - j;
 }
 
-/* Do appended rows of two sequences meet, or two of one sequence that is given twice? */
-static bool appends_meet(const sequence *a, const sequence *b)
-{
-    int64_t run, other;
-    for (int64_t i = a->nk - a->new_keys; i < a->nk; i += run) {
-        const cache_row at = cache_row_of(a, i);
-        run = append_run(a, at, i);
-        for (int64_t j = a == b ? i + run : b->nk - b->new_keys; j < b->nk; j += other) {
-            const cache_row bt = cache_row_of(b, j);
-            other = append_run(b, bt, j);
-            if (at.block == bt.block && at.row < bt.row + other && bt.row < at.row + run)
-                return true;
-        }
-    }
-    return false;
-}
-
-/* Blocks by their number modulo SEEN_BITS: a bit that is not set yet rules out, for all sequences so far, what
- * would take as many comparisons as there are of them. */
+/* Blocks by their number modulo SEEN_BITS: where no bit is wanted twice, no two rows meet, and nothing needs to be
+ * sorted. */
 enum { SEEN_BITS = 1 << 16 };
 
 /* Mark the blocks that a sequence appends to. Was one of them marked before? */
@@ -184,26 +169,78 @@ static bool mark_appends(uint64_t seen[SEEN_BITS / 64], const sequence *s)
     return before;
 }
 
-static ffpa_status check_appends(const call *c, const char *fn)
+/* Rows of one block that a sequence appends, one after the other. */
+typedef struct appended {
+    cache_row at;
+    int64_t rows, sequence;
+} appended;
+
+static int by_place(const void *a, const void *b)
 {
-    uint64_t seen[SEEN_BITS / 64] = {0};
-    if (!new_keys(c) || !(c->cache.block_table || c->cache.batch_index)) return FFPA_OK;
-    for (int64_t b = 0; b < sequence_count(c); b++) {
-        const sequence s = sequence_get(c, b);
-        const bool perhaps = mark_appends(seen, &s);
-        for (int64_t a = 0; perhaps && a <= b; a++) {
-            const sequence earlier = sequence_get(c, a);
-            CHECK(!appends_meet(a < b ? &earlier : &s, &s), FFPA_E_INVALID,
-                  "%s: kv_cache.%s makes sequences %lld and %lld append to the same row; "
-                  "appended rows must be distinct",
-                  fn, c->cache.block_table ? "block_table" : "batch_index", (long long)a,
-                  (long long)b);
-        }
-    }
-    return FFPA_OK;
+    const appended *x = a, *y = b;
+    const int64_t p[] = {x->at.block, x->at.row, x->sequence};
+    const int64_t q[] = {y->at.block, y->at.row, y->sequence};
+    for (int i = 0; i < 3; i++)
+        if (p[i] != q[i]) return p[i] < q[i] ? -1 : 1;
+    return 0;
 }
 
-static ffpa_status check_cache(const call *c, const char *fn)
+/* What all sequences append, into `list` unless it is NULL; returns how many there are. */
+static size_t list_appends(const call *c, appended *list)
+{
+    size_t n = 0;
+    for (int64_t b = 0; b < sequence_count(c); b++) {
+        const sequence s = sequence_get(c, b);
+        int64_t run;
+        for (int64_t j = s.nk - s.new_keys; j < s.nk; j += run, n++) {
+            const cache_row at = cache_row_of(&s, j);
+            run = append_run(&s, at, j);
+            if (list) list[n] = (appended){at, run, b};
+        }
+    }
+    return n;
+}
+
+/* Two that meet; NULL when there are none. In order, some neighbours do if any two do. */
+static const appended *find_meeting(appended *list, size_t count)
+{
+    qsort(list, count, sizeof *list, by_place);
+    for (size_t i = 0; i + 1 < count; i++)
+        if (list[i].at.block == list[i + 1].at.block &&
+            list[i + 1].at.row < list[i].at.row + list[i].rows)
+            return &list[i];
+    return NULL;
+}
+
+static ffpa_status check_appends(const call *c, const allocator *a, const char *fn)
+{
+    uint64_t seen[SEEN_BITS / 64] = {0};
+    ffpa_status status = FFPA_OK;
+    bool perhaps = false;
+    if (!new_keys(c) || !(c->cache.block_table || c->cache.batch_index)) return FFPA_OK;
+    for (int64_t b = 0; b < sequence_count(c) && !perhaps; b++) {
+        const sequence s = sequence_get(c, b);
+        perhaps = mark_appends(seen, &s);
+    }
+    if (!perhaps) return FFPA_OK;
+    const size_t count = list_appends(c, NULL);
+    appended *list = mem_raw(a, count * sizeof *list);
+    CHECK(list, FFPA_E_OUT_OF_MEMORY,
+          "%s: no memory to compare where %zu runs of rows are appended", fn, count);
+    list_appends(c, list);
+    const appended *two = find_meeting(list, count);
+    if (two)
+        status = fail(FFPA_E_INVALID,
+                      "%s: kv_cache.%s makes sequences %lld and %lld append to the same row; "
+                      "appended rows must be distinct",
+                      fn, c->cache.block_table ? "block_table" : "batch_index",
+                      (long long)smaller(two[0].sequence, two[1].sequence),
+                      (long long)larger(two[0].sequence, two[1].sequence));
+    mem_free(a, list);
+    return status;
+}
+
+static ffpa_status check_cache(const call *c, const allocator *a, const char *fn)
 {
     const ffpa_kv_cache *cache = &c->cache;
     const int64_t entries = c->f.k.shape[0], rows = c->f.k.shape[2];
@@ -222,14 +259,14 @@ static ffpa_status check_cache(const call *c, const char *fn)
               (long long)entry, (long long)(entries - 1));
         TRY(check_length(c, b, rows, fn));
     }
-    return check_appends(c, fn);
+    return check_appends(c, a, fn);
 }
 
-ffpa_status sequences_check(const call *c, const char *fn)
+ffpa_status sequences_check(const call *c, const allocator *a, const char *fn)
 {
     if (packed_q(c)) TRY(check_offsets(c, c->varlen.cu_q, c->f.q.shape[2], "cu_q", "q", fn));
     if (packed_k(c)) TRY(check_offsets(c, c->varlen.cu_k, c->f.k.shape[2], "cu_k", "k", fn));
-    return c->f.kv_cache ? check_cache(c, fn) : FFPA_OK;
+    return c->f.kv_cache ? check_cache(c, a, fn) : FFPA_OK;
 }
 
 /* ---- rows ------------------------------------------------------------------------------ */

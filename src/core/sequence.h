@@ -3,6 +3,7 @@
 #ifndef FFPA_CORE_SEQUENCE_H
 #define FFPA_CORE_SEQUENCE_H
 
+#include "base/alloc.h"
 #include "core/problem.h"
 
 typedef struct sequence {
@@ -24,8 +25,8 @@ int64_t sequence_count(const call *c);
 sequence sequence_get(const call *c, int64_t b);
 
 /* Check all offsets, lengths, cache entries and page numbers against the tensors, before anything
- * is written. */
-ffpa_status sequences_check(const call *c, const char *fn);
+ * is written. Needs memory only to compare appended rows of shared blocks. */
+ffpa_status sequences_check(const call *c, const allocator *a, const char *fn);
 
 /* Write the k_new and v_new rows of every sequence into the cache. No-op without them. */
 void sequences_append(const call *c);

@@ -177,7 +177,7 @@ static void cached_equals_gathered(void **state)
 
 static void expect_refusal(trial *t, const char *words)
 {
-    assert_status(sequences_check(&t->c, "f"), FFPA_E_INVALID, words);
+    assert_status(sequences_check(&t->c, &allocator_default, "f"), FFPA_E_INVALID, words);
 }
 
 static void bad_offsets_are_refused(void **state)
@@ -198,7 +198,7 @@ static void bad_offsets_are_refused(void **state)
     use_offsets(t, 2, good, bad_k, FFPA_I64);
     expect_refusal(t, "varlen.cu_k[1]=9 is past the last row of k, which has 8");
     use_offsets(t, 2, good, good, FFPA_I64);
-    assert_ok(sequences_check(&t->c, "f"));
+    assert_ok(sequences_check(&t->c, &allocator_default, "f"));
     trial_free(t);
 }
 
@@ -212,7 +212,7 @@ static void bad_caches_are_refused(void **state)
     const int32_t bad_page[] = {5, 1, 6, 0, 0, 0}, shared[] = {5, 1, 0, 0, 1, 2};
     const int32_t none[] = {0, 0}, twice[] = {0, 1, 2, 3, 3, 4};
     trial *t = cached_trial(false);
-    assert_ok(sequences_check(&t->c, "f"));
+    assert_ok(sequences_check(&t->c, &allocator_default, "f"));
     t->c.cache.lengths = negative;
     expect_refusal(t, "kv_cache.lengths[1]=-1");
     t->c.cache.lengths = full;
@@ -224,11 +224,11 @@ static void bad_caches_are_refused(void **state)
     t->c.cache.batch_index = same;
     expect_refusal(t, "kv_cache.batch_index makes sequences 0 and 1 append to the same row");
     t->c.cache.lengths = apart;
-    assert_ok(sequences_check(&t->c, "f"));
+    assert_ok(sequences_check(&t->c, &allocator_default, "f"));
     trial_free(t);
 
     t = cached_trial(true);
-    assert_ok(sequences_check(&t->c, "f"));
+    assert_ok(sequences_check(&t->c, &allocator_default, "f"));
     t->c.cache.lengths = long_pages;
     expect_refusal(t, "is more than the 48 that kv_cache.table_width pages hold");
     t->c.cache.lengths = lengths;
@@ -241,7 +241,8 @@ static void bad_caches_are_refused(void **state)
     t->c.cache.block_table = twice;
     expect_refusal(t, "kv_cache.block_table makes sequences 1 and 1 append to the same row");
     t->c.cache.k_new = t->c.cache.v_new = (ffpa_tensor){0};
-    assert_ok(sequences_check(&t->c, "f")); /* only reading shared pages is fine */
+    assert_ok(sequences_check(&t->c, &allocator_default,
+                              "f")); /* only reading shared pages is fine */
     trial_free(t);
 }
 
@@ -260,12 +261,56 @@ static void appends_of_many_sequences(void **state)
                               .index_dtype = FFPA_I64};
     c.cache.k_new = c.cache.v_new = (ffpa_tensor){.data = pages, .shape = {MANY, 1, 1, 1}};
     c.f.kv_cache = &c.cache;
-    assert_ok(sequences_check(&c, "f"));
+    assert_ok(sequences_check(&c, &allocator_default, "f"));
     pages[MANY - 1] = pages[MANY / 2];
-    assert_status(sequences_check(&c, "f"), FFPA_E_INVALID,
+    assert_status(sequences_check(&c, &allocator_default, "f"), FFPA_E_INVALID,
                   "makes sequences 2500 and 4999 append to the same row");
     lengths_of_many[MANY - 1] = 1;
-    assert_ok(sequences_check(&c, "f"));
+    assert_ok(sequences_check(&c, &allocator_default, "f"));
+}
+
+static void *no_memory(void *user, size_t bytes, size_t alignment)
+{
+    (void)user, (void)bytes, (void)alignment;
+    return NULL;
+}
+
+static void free_nothing(void *user, void *memory) { (void)user, (void)memory; }
+
+/* A block that all of them append to, and one with more pages than can be told apart at a glance: comparing each
+ * with each would take minutes. */
+static void appends_of_shared_blocks(void **state)
+{
+    (void)state;
+    enum { MANY = 300000 };
+    static int64_t lengths_of_many[MANY], numbers[MANY];
+    static const int32_t zero = 0;
+    const allocator none = {no_memory, free_nothing, NULL};
+    for (int64_t b = 0; b < MANY; b++)
+        lengths_of_many[b] = MANY - 1 - b;
+    call c = {.f.q.shape = {MANY, 1, 1, 1}, .f.k.shape = {1, 1, MANY, 1}};
+    c.cache = (ffpa_kv_cache){
+        .lengths = lengths_of_many, .batch_index = numbers, .index_dtype = FFPA_I64};
+    c.cache.k_new = c.cache.v_new = (ffpa_tensor){.data = numbers, .shape = {MANY, 1, 1, 1}};
+    c.f.kv_cache = &c.cache;
+    assert_ok(sequences_check(&c, &allocator_default, "f"));
+    assert_status(sequences_check(&c, &none, "f"), FFPA_E_OUT_OF_MEMORY, "300000 runs of rows");
+    lengths_of_many[7] = lengths_of_many[MANY - 2];
+    assert_status(sequences_check(&c, &allocator_default, "f"), FFPA_E_INVALID,
+                  "batch_index makes sequences 7 and 299998 append to the same row");
+
+    static int32_t pages[MANY];
+    for (int32_t i = 0; i < MANY; i++)
+        pages[i] = MANY - 1 - i;
+    call one = {.f.q.shape = {1, 1, 1, 1}, .f.k.shape = {MANY, 1, 1, 1}};
+    one.cache = (ffpa_kv_cache){
+        .lengths = &zero, .block_table = pages, .table_width = MANY, .index_dtype = FFPA_I32};
+    one.cache.k_new = one.cache.v_new = (ffpa_tensor){.data = pages, .shape = {1, 1, MANY, 1}};
+    one.f.kv_cache = &one.cache;
+    assert_ok(sequences_check(&one, &allocator_default, "f"));
+    pages[5] = pages[MANY - 1];
+    assert_status(sequences_check(&one, &allocator_default, "f"), FFPA_E_INVALID,
+                  "block_table makes sequences 0 and 0 append to the same row");
 }
 
 /* Only the asked rows are computed, bit for bit as in the whole; in backward only they count. */
@@ -378,6 +423,7 @@ int main(void)
         cmocka_unit_test(bad_offsets_are_refused),
         cmocka_unit_test(bad_caches_are_refused),
         cmocka_unit_test(appends_of_many_sequences),
+        cmocka_unit_test(appends_of_shared_blocks),
         cmocka_unit_test(row_subset_is_a_part_of_the_whole),
         cmocka_unit_test(strides_are_honoured),
         cmocka_unit_test(threads_do_not_change_a_bit),
