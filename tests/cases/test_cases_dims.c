@@ -1,5 +1,6 @@
 /* test_cases_dims.c - head sizes, zero sizes and the scale: cases B10 to B12, B61, B63. */
 #include "support/judge_rule.h"
+#include "support/tensor_element.h"
 
 #include <math.h>
 

@@ -1,6 +1,7 @@
 /* test_cases_lse.c - LSE, merging, splitting, sinks: cases B41 to B47. */
 #include "support/judge_device.h"
 #include "support/judge_rule.h"
+#include "support/tensor_element.h"
 
 #include <math.h>
 

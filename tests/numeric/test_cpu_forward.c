@@ -1,6 +1,7 @@
 /* test_cpu_forward.c - the fast forward around every edge of its tiles and on each of its routes: tiles
  * of query rows as lanes, few rows, split keys, bf16 pairs; on every instruction set of this machine. */
 #include "support/ref_trial.h"
+#include "support/tensor_element.h"
 #include "support/tensor_make.h"
 #include "support/unit.h"
 

@@ -3,6 +3,7 @@
  * their dK and dV are its rows. The oracle of each is the reference over all keys at once. */
 #include "support/judge_device.h"
 #include "support/judge_rule.h"
+#include "support/tensor_element.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -4,6 +4,7 @@
 #include "support/unit.h"
 
 #include "support/judge_plain.h"
+#include "support/tensor_element.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -126,13 +126,15 @@ ffpa_tensor trial_tensor(trial *t, ffpa_dtype dtype, const int64_t shape[4], int
                          double factor)
 {
     ffpa_tensor tensor = ffpa_tensor_4d(NULL, dtype, shape[0], shape[1], shape[2], shape[3]);
-    const int64_t n = tensor_count(&tensor);
-    tensor.data = calloc((size_t)n + 1, sizeof(double));
+    tensor.data = calloc((size_t)tensor_count(&tensor) + 1, sizeof(double));
     assert_non_null(tensor.data);
     assert_true(t->n_owned < (int)COUNT(t->owned));
     t->owned[t->n_owned++] = tensor.data;
-    for (int64_t i = 0; i < n; i++)
-        tensor_set_nth(&tensor, i, factor * fill_at(offset + i));
+    for (int64_t b = 0; b < shape[0]; b++)
+        for (int64_t h = 0; h < shape[1]; h++)
+            for (int64_t n = 0; n < shape[2]; n++)
+                for (int64_t d = 0; d < shape[3]; d++)
+                    tensor_set(&tensor, b, h, n, d, factor * fill_at(offset++));
     return tensor;
 }
 

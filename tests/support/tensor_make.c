@@ -1,11 +1,15 @@
 /* tensor_make.c - allocation, layout and poison of test tensors. */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
+#include "support/tensor_make.h"
+
 #include "support/tensor_element.h"
 #include "support/unit.h"
 
+#define XXH_INLINE_ALL
 #include <assert.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <xxhash.h>
 
 enum { POISON = 0xff, GUARD = 64 /* elements before and after */ };
 
@@ -48,19 +52,32 @@ static unsigned char *address(const tensor *t, int64_t b, int64_t h, int64_t n, 
     return (unsigned char *)v->data + at * (int64_t)t->size;
 }
 
-/* Walk over the elements in logical order: indices b, h, n, d, address at. */
-#define FOR_EACH_ELEMENT(t)                                                        \
-    for (int64_t b = 0; b < (t)->view.shape[0]; b++)                               \
-        for (int64_t h = 0; h < (t)->view.shape[1]; h++)                           \
-            for (int64_t n = 0; n < (t)->view.shape[2]; n++)                       \
-                for (unsigned char *at = address(t, b, h, n, 0), *once = at; once; \
-                     once = NULL)                                                  \
-                    for (int64_t d = 0; d < (t)->view.shape[3];                    \
-                         d++, at += (t)->view.stride[3] * (int64_t)(t)->size)
+/* Walk over the rows in logical order: indices b, h, n, address at. */
+#define FOR_EACH_ROW(t)                                      \
+    for (int64_t b = 0; b < (t)->view.shape[0]; b++)         \
+        for (int64_t h = 0; h < (t)->view.shape[1]; h++)     \
+            for (int64_t n = 0; n < (t)->view.shape[2]; n++) \
+                for (unsigned char *at = address(t, b, h, n, 0), *once = at; once; once = NULL)
+
+/* The same over the elements, with d. */
+#define FOR_EACH_ELEMENT(t)                     \
+    FOR_EACH_ROW(t)                             \
+    for (int64_t d = 0; d < (t)->view.shape[3]; \
+         d++, at += (t)->view.stride[3] * (int64_t)(t)->size)
+
+/* Elements that lie one after the other: those of a row, or one alone; and the same in bytes. */
+static int64_t run_of(const tensor *t) { return t->view.stride[3] == 1 ? t->view.shape[3] : 1; }
+static size_t run_bytes(const tensor *t) { return (size_t)run_of(t) * t->size; }
+
+/* Walk over those runs. */
+#define FOR_EACH_RUN(t)                         \
+    FOR_EACH_ROW(t)                             \
+    for (int64_t d = 0; d < (t)->view.shape[3]; \
+         d += run_of(t), at += run_of(t) * (t)->view.stride[3] * (int64_t)(t)->size)
 
 static void mark_owned(tensor *t)
 {
-    FOR_EACH_ELEMENT(t) t->owned[(size_t)(at - t->memory) / t->size] = 1;
+    FOR_EACH_RUN(t) memset(t->owned + (size_t)(at - t->memory) / t->size, 1, (size_t)run_of(t));
 }
 
 tensor *tensor_new(int32_t dtype, int64_t b, int64_t h, int64_t n, int64_t d,
@@ -125,12 +142,17 @@ tensor *tensor_copy(const tensor *t, int32_t dtype)
     const int32_t from = t->view.dtype;
     tensor *c = tensor_new(dtype, s[0], s[1], s[2], s[3], NULL);
     unsigned char *to = c->view.data;
+    if (from == dtype) {
+        FOR_EACH_RUN(t)
+        {
+            memcpy(to, at, run_bytes(t));
+            to += run_bytes(t);
+        }
+        return c;
+    }
     FOR_EACH_ELEMENT(t)
     {
-        if (from == dtype)
-            memcpy(to, at, t->size);
-        else if (!blank(at, t->size))
-            tensor_store(dtype, to, tensor_load(from, at));
+        if (!blank(at, t->size)) tensor_store(dtype, to, tensor_load(from, at));
         to += c->size;
     }
     return c;
@@ -157,7 +179,7 @@ void tensor_free(tensor *t)
     free(t);
 }
 
-void tensor_poison(tensor *t) { FOR_EACH_ELEMENT(t) memset(at, POISON, t->size); }
+void tensor_poison(tensor *t) { FOR_EACH_RUN(t) memset(at, POISON, run_bytes(t)); }
 
 bool tensor_poisoned(const tensor *t, int64_t b, int64_t h, int64_t n, int64_t d)
 {
@@ -168,8 +190,9 @@ void tensor_check_guards(const tensor *t, const char *name)
 {
     if (!t || !t->owned) return;
     const size_t size = t->size;
-    for (size_t e = 0; e < t->elements; e++) {
-        if (t->owned[e]) continue;
+    const unsigned char *owned = t->owned;
+    for (size_t e = 0; (owned = memchr(t->owned + e, 0, t->elements - e)); e++) {
+        e = (size_t)(owned - t->owned);
         for (size_t i = 0; i < size; i++) {
             if (t->memory[e * size + i] != POISON) {
                 const long long at =
@@ -183,26 +206,19 @@ void tensor_check_guards(const tensor *t, const char *name)
 
 uint64_t tensor_digest(const tensor *t)
 {
-    uint64_t digest = 1469598103934665603u;
-    if (!t || t->mapped || !t->memory) return digest;
-    const size_t bytes = t->elements * t->size, words = bytes / 8;
-    for (size_t i = 0; i < words; i++) {
-        uint64_t word;
-        memcpy(&word, t->memory + 8 * i, 8);
-        digest = (digest ^ word) * 1099511628211u;
-        digest ^= digest >> 29;
-    }
-    for (size_t i = 8 * words; i < bytes; i++)
-        digest = (digest ^ t->memory[i]) * 1099511628211u;
-    return digest;
+    if (!t || t->mapped || !t->memory) return 0;
+    return XXH3_64bits(t->memory, t->elements * t->size);
 }
 
 bool tensor_same_bits(const tensor *a, const tensor *other)
 {
     assert(a->view.dtype == other->view.dtype);
-    FOR_EACH_ELEMENT(a)
+    const tensor *shorter = run_of(a) < run_of(other) ? a : other;
+    FOR_EACH_ROW(a)
     {
-        if (memcmp(at, address(other, b, h, n, d), a->size)) return false;
+        for (int64_t d = 0; d < a->view.shape[3]; d += run_of(shorter))
+            if (memcmp(address(a, b, h, n, d), address(other, b, h, n, d), run_bytes(shorter)))
+                return false;
     }
     return true;
 }
@@ -221,6 +237,16 @@ double tensor_at(const tensor *t, int64_t b, int64_t h, int64_t n, int64_t d)
 void tensor_put(tensor *t, int64_t b, int64_t h, int64_t n, int64_t d, double value)
 {
     tensor_store(t->view.dtype, address(t, b, h, n, d), value);
+}
+
+double tensor_ulp(int32_t dtype)
+{
+    switch (dtype) {
+    case FFPA_F64: return ldexp(1.0, -52);
+    case FFPA_F32: return ldexp(1.0, -23);
+    case FFPA_F16: return ldexp(1.0, -10);
+    default: return ldexp(1.0, -7);
+    }
 }
 
 /* ---- contents ---- */

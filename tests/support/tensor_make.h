@@ -87,9 +87,6 @@ void tensor_values(tensor *t, int64_t columns, const double *values);
 
 /* ---- numbers ---- */
 
-/* The value rounded to the dtype, to nearest, ties to even. */
-double tensor_round(int32_t dtype, double value);
-
 /* One unit in the last place at 1.0: 2^-23, 2^-10, 2^-7, 2^-52. */
 double tensor_ulp(int32_t dtype);
 
