@@ -148,7 +148,7 @@ score_name score_name_of(const problem *p)
 
 int64_t tile_lines(int64_t batch, int64_t n, int64_t total, bool packed, int64_t tile)
 {
-    return packed ? total / tile + batch : batch * ((n + tile - 1) / tile);
+    return packed ? total / tile + batch : batch * ceil_div(n, tile);
 }
 
 bool args_fit(const problem *p, char *why, size_t why_bytes)

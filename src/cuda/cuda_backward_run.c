@@ -10,8 +10,6 @@ static float *floats(const backward_pass *r, size_t at)
     return (float *)(void *)(r->workspace + at);
 }
 
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 static ffpa_status launch(const backward_pass *r, int kernel, int64_t blocks, void *args)
 {
     return cuda_launch(r->own->device, r->own->kernels[kernel], r->c->g.stream,

@@ -251,8 +251,6 @@ ffpa_status forward_choose(const problem *asked, const cuda_device *device, void
 
 /* ---- run ------------------------------------------------------------------------------------------- */
 
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 static ffpa_status run_append(const cuda_plan *own, const cuda_kernel *kernel, const call *c,
                               const k_sequences *seq)
 {

@@ -44,7 +44,7 @@ ffpa_status cuda_merge(const ffpa_context *ctx, const ffpa_merge_params *m)
     const int64_t rows = m->o.shape[0] * m->o.shape[1] * m->o.shape[2];
     TRY(cuda_enter(device));
     const ffpa_status status =
-        cuda_launch(device, kernel, m->stream, (cuda_grid){(rows + 7) / 8, 256}, &args);
+        cuda_launch(device, kernel, m->stream, (cuda_grid){ceil_div(rows, 8), 256}, &args);
     TRY(cuda_leave(device, status));
     path_taken("cuda/any/merge");
     return FFPA_OK;

@@ -9,8 +9,6 @@
 
 enum { MIN_D = 321, MAX_D = 1024, ROWS = 128, KEYS = 192, BLOCK = 8192, THREADS = 384 };
 
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 /* ---- workspace ------------------------------------------------------------------------------------- */
 
 /* Tiles of 192 keys that the 128 rows from `row` on see. */
