@@ -228,6 +228,13 @@ static ffpa_status check_cache(const call *c, const char *fn)
     return FFPA_OK;
 }
 
+/* Most keys a sequence can have. */
+static int64_t most_keys(const call *c)
+{
+    const ffpa_kv_cache *k = c->f.kv_cache;
+    return k && k->block_table ? k->table_width * c->f.k.shape[2] : c->f.k.shape[2];
+}
+
 /* q, k, v, o, lse and appended keys: who must equal whom, by where rows and keys come from. */
 static ffpa_status check_operands(const call *c, const char *fn)
 {
@@ -254,15 +261,12 @@ static ffpa_status check_operands(const call *c, const char *fn)
         const int64_t vn_want[4] = {batch, k_want[1], rows, v_want[3]};
         TRY(expect(&c->cache.k_new, kn_want, dtype, dtype, c, fn, "kv_cache.k_new"));
         TRY(expect(&c->cache.v_new, vn_want, dtype, dtype, c, fn, "kv_cache.v_new"));
+        CHECK(rows <= most_keys(c), FFPA_E_INVALID,
+              "%s: kv_cache.k_new.shape[2]=%" PRId64 " new keys, the cache holds %" PRId64
+              " of a sequence",
+              fn, rows, most_keys(c));
     }
     return FFPA_OK;
-}
-
-/* Most keys a sequence can have. */
-static int64_t most_keys(const call *c)
-{
-    const ffpa_kv_cache *k = c->f.kv_cache;
-    return k && k->block_table ? k->table_width * c->f.k.shape[2] : c->f.k.shape[2];
 }
 
 static ffpa_status check_extras(const call *c, const char *fn)

@@ -120,6 +120,8 @@ static _Alignas(64) char space[1 << 20];
     X(cache_same_entry,   INVALID, "batch_index makes sequences 0 and 1",                            \
       sample_attach_cache(s); s->mem.batch_index[0] = 0; s->mem.lengths[0] = 2)                      \
     X(cache_new_rows,     INVALID, "kv_cache.v_new.shape[2]=2", sample_attach_cache(s); s->cache.v_new.shape[2] = 2) \
+    X(cache_new_many,     INVALID, "shape[2]=6 new keys, the cache holds 5 of a sequence", \
+      sample_attach_cache(s); s->cache.k_new.shape[2] = s->cache.v_new.shape[2] = 6) \
     X(cache_new_batch,    INVALID, "kv_cache.k_new.shape[0]=1", sample_attach_cache(s); s->cache.k_new.shape[0] = 1) \
     X(cache_new_heads,    INVALID, "kv_cache.k_new.shape[1]", sample_attach_cache(s); s->cache.k_new.shape[1] = 4) \
     X(cache_new_columns,  INVALID, "kv_cache.v_new.shape[3]", sample_attach_cache(s); s->cache.v_new.shape[3] = 8) \
