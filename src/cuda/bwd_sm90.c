@@ -130,7 +130,7 @@ ffpa_status backward_sm90_choose(const problem *p, const cuda_device *device, vo
     x->dv_sums = sums_bytes(p, a->dv, OUT_DV);
     chunks_sm90_choose(p, device, x);
     backward_choose_layout(p, x);
-    backward_add_shared(kernels, p, device, x);
+    TRY(backward_add_shared(kernels, p, device, x));
     x->pds = add_pds(kernels, p, device);
     if (p->outputs & (OUT_DQ | OUT_DK)) x->dk = x->dq = add_products(kernels, p, device, a->d);
     if (p->outputs & OUT_DV)

@@ -64,10 +64,17 @@ int backward_lines_from(const problem *p, const backward_choice *x, int t0)
     return lines < rest ? lines : rest;
 }
 
+static int64_t mask_rows(const ffpa_problem *a)
+{
+    return (a->mask_axes & 1 ? a->b : 1) * (a->mask_axes & 2 ? a->hq : 1) *
+           (a->mask_axes & 4 ? a->nq : 1);
+}
+
+static int64_t mask_columns(const ffpa_problem *a) { return a->mask_axes & 8 ? a->nk : 1; }
+
 static uint64_t mask_elements(const ffpa_problem *a)
 {
-    return (uint64_t)((a->mask_axes & 1 ? a->b : 1) * (a->mask_axes & 2 ? a->hq : 1) *
-                      (a->mask_axes & 4 ? a->nq : 1) * (a->mask_axes & 8 ? a->nk : 1));
+    return (uint64_t)(mask_rows(a) * mask_columns(a));
 }
 
 /* Largest divisor of `group` that is at most `limit`. */
@@ -197,13 +204,30 @@ static int add_dmask(variant_list *list, const problem *p, const cuda_device *de
     return at;
 }
 
-void backward_add_shared(variant_list *list, const problem *p, const cuda_device *device,
-                         backward_choice *x)
+int64_t backward_delta_blocks(const problem *p)
+{
+    const int rows =
+        backward_delta_aligned(p) ? 32 : 8; /* of a CTA: eight lanes a row, or a warp */
+    return p->ask.hq * ceil_div(p->total_q, rows);
+}
+
+int64_t backward_dmask_blocks(const problem *p)
+{
+    return mask_rows(&p->ask) * ceil_div(mask_columns(&p->ask), 32);
+}
+
+ffpa_status backward_add_shared(variant_list *list, const problem *p, const cuda_device *device,
+                                backward_choice *x)
 {
     x->delta = add_delta(list, p, device);
-    if (p->outputs & OUT_DMASK) x->dmask = add_dmask(list, p, device);
+    TRY(cuda_check_blocks(&list->v[x->delta], backward_delta_blocks(p)));
+    if (p->outputs & OUT_DMASK) {
+        x->dmask = add_dmask(list, p, device);
+        TRY(cuda_check_blocks(&list->v[x->dmask], backward_dmask_blocks(p)));
+    }
     if (p->outputs & OUT_DSINK)
         x->dsink = add_small(list, p, device, "any/bwd_sink.cuh", "dsink");
+    return FFPA_OK;
 }
 
 /* An added mask may leave LSE without room for the logarithm of the sum. Dropped weights leave no sum to see. */
@@ -337,6 +361,48 @@ static uint64_t sums_bytes(const problem *p, int64_t columns, uint32_t output)
                                : 0;
 }
 
+int64_t backward_pds_blocks(const backward_choice *x, const k_chunk *chunk)
+{
+    return (int64_t)chunk->nh * chunk->nt * (chunk->ld / ROWS) * (ROWS / x->pds_rows);
+}
+
+int64_t backward_renorm_blocks(const k_chunk *chunk)
+{
+    return (int64_t)chunk->nh * chunk->nt * (ROWS / 8); /* a warp a row */
+}
+
+int64_t backward_keys_blocks(const backward_choice *x, int64_t kv_heads, int64_t columns,
+                             int bn)
+{
+    return kv_heads * x->key_lines * ceil_div(columns, bn);
+}
+
+int64_t backward_rows_blocks(const backward_choice *x, const k_chunk *chunk, int64_t columns)
+{
+    return (int64_t)chunk->nh * chunk->nt * ceil_div(columns, x->dq_columns);
+}
+
+/* Of the largest chunk. */
+static ffpa_status check_blocks(const variant_list *list, const problem *p,
+                                const backward_choice *x)
+{
+    const ffpa_problem *a = &p->ask;
+    const k_chunk chunk = {.ld = x->ld, .nh = x->heads, .nt = x->rows};
+    const int64_t kv_heads = ceil_div(x->heads, a->hk > 0 ? a->hq / a->hk : 1);
+    TRY(cuda_check_blocks(&list->v[x->pds], backward_pds_blocks(x, &chunk)));
+    if (x->renorm >= 0)
+        TRY(cuda_check_blocks(&list->v[x->renorm], backward_renorm_blocks(&chunk)));
+    if (x->dv >= 0)
+        TRY(cuda_check_blocks(&list->v[x->dv],
+                              backward_keys_blocks(x, kv_heads, a->dv, x->dv_columns)));
+    if (x->dk >= 0)
+        TRY(cuda_check_blocks(&list->v[x->dk],
+                              backward_keys_blocks(x, kv_heads, a->d, x->dk_columns)));
+    return x->dq < 0
+               ? FFPA_OK
+               : cuda_check_blocks(&list->v[x->dq], backward_rows_blocks(x, &chunk, a->d));
+}
+
 ffpa_status backward_choose(const problem *p, const cuda_device *device, void *choice,
                             variant_list *kernels, ffpa_report *report)
 {
@@ -346,11 +412,12 @@ ffpa_status backward_choose(const problem *p, const cuda_device *device, void *c
     x->dv_sums = sums_bytes(p, p->ask.dv, OUT_DV);
     backward_choose_chunk(p, x);
     backward_choose_layout(p, x);
-    backward_add_shared(kernels, p, device, x);
+    TRY(backward_add_shared(kernels, p, device, x));
     x->pds_rows = pds_rows(p);
     x->pds = add_pds(kernels, p, device, x->pds_rows);
     x->renorm = needs_renorm(p) ? add_renorm(kernels, p, device) : -1;
     add_products(kernels, p, device, x);
+    TRY(check_blocks(kernels, p, x));
     report->workspace_bytes = x->at.bytes;
     report->tile_q = report->tile_k = ROWS;
     report->tile_d = 128 / (int32_t)dtype_bytes(p->ask.dtype);

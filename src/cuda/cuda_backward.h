@@ -68,11 +68,21 @@ uint64_t backward_budget(const problem *p);
 int backward_lines_from(const problem *p, const backward_choice *x, int t0);
 int64_t backward_keys_of(const problem *p, const backward_choice *x, int t0, int lines);
 
-/* The largest chunk that fits. Then the layout, and the kernels that all families share. */
+/* The largest chunk that fits. Then the layout, and the kernels that all families share, whose blocks must fit a
+ * grid. */
 void backward_choose_chunk(const problem *p, backward_choice *x);
 void backward_choose_layout(const problem *p, backward_choice *x);
-void backward_add_shared(variant_list *list, const problem *p, const cuda_device *device,
-                         backward_choice *x);
+ffpa_status backward_add_shared(variant_list *list, const problem *p, const cuda_device *device,
+                                backward_choice *x);
+
+/* Blocks of each kernel: of delta, of the mask's gradient, then for a chunk, of kv heads, of columns in tiles of bn. */
+int64_t backward_delta_blocks(const problem *p);
+int64_t backward_dmask_blocks(const problem *p);
+int64_t backward_pds_blocks(const backward_choice *x, const k_chunk *chunk);
+int64_t backward_renorm_blocks(const k_chunk *chunk);
+int64_t backward_keys_blocks(const backward_choice *x, int64_t kv_heads, int64_t columns,
+                             int bn);
+int64_t backward_rows_blocks(const backward_choice *x, const k_chunk *chunk, int64_t columns);
 
 /* May delta read o and dout 16 bytes at a time? */
 bool backward_delta_aligned(const problem *p);

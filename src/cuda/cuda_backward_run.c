@@ -3,7 +3,7 @@
 #include "cuda/cuda_args.h"
 #include "cuda/cuda_backward.h"
 
-enum { ROWS_PER_BLOCK = 8, THREADS = 256 };
+enum { THREADS = 256 };
 
 static float *floats(const backward_pass *r, size_t at)
 {
@@ -25,9 +25,7 @@ static ffpa_status run_delta(const backward_pass *r)
                        .seq = r->seq,
                        .hq = r->hq,
                        .dv = (int)r->c->f.v.shape[3]};
-    const int rows =
-        backward_delta_aligned(r->prob) ? 32 : 8; /* of a CTA: eight lanes a row, or a warp */
-    return launch(r, r->x->delta, r->hq * ceil_div(r->seq.total_q, rows), &args);
+    return launch(r, r->x->delta, backward_delta_blocks(r->prob), &args);
 }
 
 static ffpa_status run_pds(const backward_pass *r)
@@ -49,9 +47,7 @@ static ffpa_status run_pds(const backward_pass *r)
                      .hk = r->hk,
                      .group = r->group,
                      .key_tiles = (int)(r->x->ld / 128)};
-    const int64_t parts = 128 / r->x->pds_rows;
-    return launch(r, r->x->pds, (int64_t)r->chunk.nh * r->chunk.nt * args.key_tiles * parts,
-                  &args);
+    return launch(r, r->x->pds, backward_pds_blocks(r->x, &r->chunk), &args);
 }
 
 static ffpa_status run_renorm(const backward_pass *r)
@@ -65,8 +61,7 @@ static ffpa_status run_renorm(const backward_pass *r)
                         .left = r->scores.left,
                         .right = r->scores.right,
                         .top_left = r->scores.top_left};
-    return launch(r, r->x->renorm, (int64_t)r->chunk.nh * r->chunk.nt * 128 / ROWS_PER_BLOCK,
-                  &args);
+    return launch(r, r->x->renorm, backward_renorm_blocks(&r->chunk), &args);
 }
 
 static gemm_args product_args(const backward_pass *r, size_t a, const ffpa_tensor *b,
@@ -94,7 +89,7 @@ static ffpa_status run_keys_product(const backward_pass *r, int kernel, int colu
                                     gemm_args *args)
 {
     const int64_t kv_heads = ceil_div(r->chunk.nh, r->group);
-    return launch(r, kernel, kv_heads * r->x->key_lines * ceil_div(args->cols, columns), args);
+    return launch(r, kernel, backward_keys_blocks(r->x, kv_heads, args->cols, columns), args);
 }
 
 static ffpa_status run_products(const backward_pass *r)
@@ -113,9 +108,7 @@ static ffpa_status run_products(const backward_pass *r)
     }
     if (x->dq < 0) return FFPA_OK;
     gemm_args args = product_args(r, x->at.ds, &r->c->f.k, &r->c->g.dq);
-    return launch(r, x->dq,
-                  (int64_t)r->chunk.nh * r->chunk.nt * ceil_div(args.cols, x->dq_columns),
-                  &args);
+    return launch(r, x->dq, backward_rows_blocks(x, &r->chunk, args.cols), &args);
 }
 
 static ffpa_status run_dmask(const backward_pass *r)
@@ -137,8 +130,7 @@ static ffpa_status run_dmask(const backward_pass *r)
                        .top_left = r->scores.top_left,
                        .first = r->first,
                        .last = r->last};
-    const int64_t rows = t->shape[0] * t->shape[1] * t->shape[2];
-    return launch(r, r->x->dmask, rows * ceil_div(t->shape[3], 32), &args);
+    return launch(r, r->x->dmask, backward_dmask_blocks(r->prob), &args);
 }
 
 static ffpa_status run_dsink(const backward_pass *r)

@@ -97,6 +97,9 @@ ffpa_status cuda_kernels_get(cuda_context *c, const cuda_device *device,
 ffpa_status cuda_enter(const cuda_device *device);
 ffpa_status cuda_leave(const cuda_device *device, ffpa_status status);
 
+/* Do so many blocks fit a grid? Plans ask, so that no launch need be refused after another has run. */
+ffpa_status cuda_check_blocks(const variant *v, int64_t blocks);
+
 /* Enqueue one kernel on a stream; `args` is its only parameter. */
 ffpa_status cuda_launch(const cuda_device *device, const cuda_kernel *kernel, void *stream,
                         cuda_grid grid, void *args);

@@ -3,7 +3,14 @@
 
 #include <inttypes.h>
 
-enum { MAX_BLOCKS = 0x7fffffff };
+ffpa_status cuda_check_blocks(const variant *v, int64_t blocks)
+{
+    enum { MAX_BLOCKS = 0x7fffffff };
+    CHECK(blocks <= MAX_BLOCKS, FFPA_E_UNSUPPORTED,
+          "cuda: %s would need %" PRId64 " blocks, at most %d fit a grid", v->name, blocks,
+          MAX_BLOCKS);
+    return FFPA_OK;
+}
 
 ffpa_status cuda_enter(const cuda_device *device)
 {
@@ -22,9 +29,7 @@ static ffpa_status launch(const cuda_device *device, const cuda_kernel *kernel,
                           cu_launch_config *config, cuda_grid grid, void *args)
 {
     void *parameters[] = {args};
-    CHECK(grid.blocks <= MAX_BLOCKS, FFPA_E_UNSUPPORTED,
-          "cuda: %s would need %" PRId64 " blocks, at most %d fit a grid", kernel->v.name,
-          grid.blocks, MAX_BLOCKS);
+    TRY(cuda_check_blocks(&kernel->v, grid.blocks));
     if (grid.blocks == 0) return FFPA_OK;
     config->grid[0] = (unsigned)grid.blocks;
     config->block[0] = grid.threads;

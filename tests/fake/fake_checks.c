@@ -55,15 +55,18 @@ void check_planned(const char *text, const char *only, const char *reason)
         if (!strstr(why, reason)) fail_msg("%s: '%s' does not say '%s'", text, why, reason);
         return;
     }
-    assert_null(reason);
     assert_ok(problem_of_ask(&p, &ask, "test"));
     problem_move(&p, FFPA_CUDA(0));
     assert_ok(cuda_device_of_arch("sm_90a", &device));
     void *choice = calloc(1, f->choice_bytes);
     variant_list *list = calloc(1, sizeof *list);
     const clock_t begin = clock();
-    assert_ok(f->choose(&p, &device, choice, list, &report));
+    const ffpa_status status = f->choose(&p, &device, choice, list, &report);
     assert_true(clock() - begin < CLOCKS_PER_SEC);
+    if (reason)
+        assert_status(status, FFPA_E_UNSUPPORTED, reason);
+    else
+        assert_ok(status);
     free(choice);
     free(list);
 }
