@@ -1,4 +1,5 @@
 /* test_cases_limits.c - sizes at which 32-bit offsets and 16-bit grids break: cases B33 to B35. */
+#include "support/judge_device.h"
 #include "support/judge_rule.h"
 
 #include <math.h>
@@ -48,14 +49,14 @@ CASE(b33_rows_past_2g, ON_BF16, 64, far_keys)
 static void many_heads(const setting *s)
 {
     for (int by_head = judge_quick() ? 1 : 0; by_head < 2; by_head++) {
-        sample_spec spec = {.dtype = s->dtype, .d = s->d, .backward = true};
+        sample_spec spec = {.dtype = s->dtype, .d = judge_quick() ? 8 : s->d, .backward = true};
         *(by_head ? &spec.hq : &spec.b) = 65537;
         sample *t = sample_new(&spec);
         must_forward(t, s);
         must_backward(t, s);
         for (int64_t b = 0; b < 65537; b++) {
             const int64_t at_b = by_head ? 0 : b, at_h = by_head ? b : 0;
-            for (int64_t c = 0; c < s->d; c += 21) {
+            for (int64_t c = 0; c < spec.d; c += 21) {
                 const int64_t at[4] = {at_b, at_h, 0, c};
                 expect_at(t, O, at, tensor_at(t->t[V], at_b, at_h, 0, c), 0, s);
                 /* P is e^(score - lse), from two sums of the score: off by the rounding of a score. */
@@ -72,9 +73,11 @@ static tensor *plain_map(int64_t b, int64_t h, int64_t d)
     return tensor_map(FFPA_BF16, (int64_t[]){b, h, 1, d}, (int64_t[]){h * d, d, d, 1});
 }
 
+/* Only at this size is there anything to see, and instrumented code on a processor needs half a minute for it. */
 static void scratch_index(const setting *s)
 {
     enum { B = 1025, H = 16 };
+    if (judge_quick() && !judge_on_device(s->path->ctx)) return;
     sample *t = sample_new(&(sample_spec){.dtype = s->dtype, .d = s->d, .backward = true});
     const role all[] = {Q, K, V, DOUT, O, DQ, DK, DV};
     for (size_t x = 0; x < COUNT(all); x++)

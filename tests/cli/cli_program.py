@@ -9,6 +9,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT / "examples/data"
 PROGRAM = str(pathlib.Path(sys.argv[1]).resolve())
+QUICK = os.environ.get("FFPA_TEST_EFFORT") == "quick"  # for sanitizer builds
 DONE, CHECK_FAILED, BAD_USAGE, BAD_FILE, LIB_FAILED = range(5)
 
 SMALL = "fwd,bf16,b1h4k2,q20k30,d40,causal"

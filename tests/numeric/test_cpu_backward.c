@@ -35,7 +35,7 @@ static void chunk_edges(const setting *s)
 {
     static const int64_t chunk[] = {96, 288, 384, 480};
     for (size_t x = 0; fast(s) && x < COUNT(chunk); x++) {
-        for (int64_t nk = chunk[x] - 1; nk <= chunk[x] + 1; nk++) {
+        for (int64_t nk = chunk[x] - 1; nk <= chunk[x] + 1; nk += judge_quick() ? 2 : 1) {
             sample *t = sample_new(&(sample_spec){.dtype = s->dtype,
                                                   .hq = 3,
                                                   .hk = 1,
@@ -241,7 +241,7 @@ CASE(large_scores_keep_their_sum, ON_F32, 64, large_scores)
  * it has in the naive path's. */
 static void long_mask_sums(const setting *s)
 {
-    if (!fast(s) || judge_on_device(s->path->ctx)) return;
+    if (!fast(s) || judge_on_device(s->path->ctx) || judge_quick()) return;
     sample *t = problem(s, 500, 4, 1);
     tensor_all(sample_put(t, MASK, tensor_new(FFPA_F32, 1, 1, 1, 500, NULL)), 0);
     sample_put(t, DMASK, tensor_new(FFPA_F32, 1, 1, 1, 500, NULL));
@@ -303,8 +303,8 @@ static void tens_of_score(const setting *s)
 {
     static const int64_t shapes[][2] = {{1, 70}, {3, 129}, {8, 64},
                                         {8, 8},  {16, 64}, {16, 200}};
-    if (!fast(s) || judge_on_device(s->path->ctx))
-        return; /* takes LSE as it is: docs/limits.md */
+    if (!fast(s) || judge_on_device(s->path->ctx) || judge_quick())
+        return; /* a GPU takes LSE as it is: docs/limits.md */
     for (size_t x = 0; x < COUNT(shapes); x++)
         for (float scale = 4; scale <= 8; scale *= 2) {
             sample *t = sample_new(&(sample_spec){.dtype = s->dtype,

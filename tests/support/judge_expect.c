@@ -9,14 +9,15 @@
 
 static const int64_t any_d[] = {8, 64, 256, 320, 512, 1024};
 
-/* What quick leaves out of "any D", dtype number x and size number y. A GPU compiles for every head dimension
- * and dtype, so the outer ones; elsewhere each of the sizes goes to one dtype. */
-static bool passed_over(const setting *s, bool any, unsigned x, unsigned y)
+/* What quick leaves out of `dtypes` and of "any D", dtype number x and size number y. A GPU compiles for every head
+ * dimension and dtype, so the outer ones; elsewhere each of the sizes goes to one dtype, and what is of one size
+ * alone goes without f16 beside bf16, whose elements lie at the same places. */
+static bool passed_over(const setting *s, unsigned dtypes, bool any, unsigned x, unsigned y)
 {
     if (!judge_quick()) return false;
     if (strcmp(s->path->name, "cuda") == 0)
         return s->dtype == FFPA_F16 || (any && s->d != 64 && s->d != 512);
-    return any && y % 3 != x;
+    return any ? y % 3 != x : s->dtype == FFPA_F16 && (dtypes & ON_BF16);
 }
 
 void for_each_setting(unsigned dtypes, int64_t d, void (*body)(const setting *s))
@@ -28,7 +29,7 @@ void for_each_setting(unsigned dtypes, int64_t d, void (*body)(const setting *s)
             if (!(dtypes >> x & 1u)) continue;
             for (unsigned y = 0; y < (d ? 1 : sizeof any_d / sizeof *any_d); y++) {
                 const setting s = {p, dtype[x], d ? d : any_d[y]};
-                if (!passed_over(&s, d == 0, x, y) && judge_in_shard(n++)) body(&s);
+                if (!passed_over(&s, dtypes, d == 0, x, y) && judge_in_shard(n++)) body(&s);
             }
         }
     }

@@ -28,7 +28,8 @@ typedef struct setting {
 enum { ON_F32 = 1, ON_F16 = 2, ON_BF16 = 4, ON_ALL = 7 };
 
 /* Run the body on every path, each of these dtypes, and D = 8, 64, 256, 320, 512, 1024, or D = `d`
- * alone when it is not 0. With judge_quick each of the sizes goes to one dtype. */
+ * alone when it is not 0. With judge_quick each of the sizes goes to one dtype,
+ * and f16 is left out of the rest where there is bf16. */
 void for_each_setting(unsigned dtypes, int64_t d, void (*body)(const setting *s));
 
 /* A cmocka test that does so. */
