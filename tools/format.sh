@@ -6,4 +6,4 @@ cd "$(dirname "$0")/.."
 mode="--dry-run --Werror"
 [ "${1:-}" = --write ] && mode=-i
 # shellcheck disable=SC2086 # two options
-git ls-files -z --cached --others --exclude-standard '*.c' '*.h' '*.cc' ':!kernels' | xargs -0 clang-format-14 $mode
+git ls-files -z --cached --others --exclude-standard '*.c' '*.h' '*.cc' ':!kernels' | xargs -0 -n 40 -P "$(nproc)" clang-format-14 $mode
