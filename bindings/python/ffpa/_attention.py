@@ -22,7 +22,7 @@ class Extra(NamedTuple):
     backward_backend: str
 
 
-_tensor = _attempt = _overridden = _override = _causal_bias = None  # PyTorch's and _torch_fast's, once torch is there
+_tensor = _attempt = _overridden = _override = None  # PyTorch's and _torch_fast's, once torch is there
 
 
 def has_torch():
@@ -39,19 +39,20 @@ def _is_tensor(array):
 
 
 def _with_torch():
-    global _tensor, _attempt, _overridden, _override, _causal_bias
+    global _tensor, _attempt, _overridden, _override
     import torch
     from . import _torch_fast, _torch_ops  # noqa: F401 - operators exist before something is compiled
     _tensor, _attempt, _overridden = torch.Tensor, _torch_fast.attempt, _torch_fast.overridden
     _override = torch.overrides.handle_torch_function
-    try:
-        from torch.nn.attention.bias import CausalBias as _causal_bias
-    except ImportError:  # PyTorch 2.2
-        _causal_bias = ()
 
 
 if has_torch():
     _with_torch()
+
+
+def _is_causal_bias(mask):
+    """PyTorch's CausalBias, known by where it comes from: importing that would bring all of torch._dynamo."""
+    return type(mask).__module__ == "torch.nn.attention.bias"
 
 
 def _of_bias(bias, query, key, is_causal):
@@ -93,7 +94,7 @@ def ffpa_attn_func(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=F
         if known is not None:
             return known
     tensors = _is_tensor(query)
-    if tensors and isinstance(attn_mask, _causal_bias):
+    if tensors and _is_causal_bias(attn_mask):
         attn_mask, is_causal, causal_align = _of_bias(attn_mask, query, key, is_causal)
     extra = Extra(causal_align, window, softcap, sink, alibi, flag("return_lse", return_lse), deterministic, forward_backend,
                   backward_backend)
@@ -169,7 +170,7 @@ def explain(problem, key=None, value=None, attn_mask=None, dropout_p=0.0, is_cau
     """How a call would run, without running it: path, workspace, FLOP, bytes, tiles, and why other backends were passed
     over. Either a problem string such as "fwd,bf16,b1h32k8,q4096k4096,d512,causal", as it would be on this machine's
     processor and says everything, or the arguments of ffpa_attn_func, as they would be where their tensors are."""
-    if _is_tensor(problem) and isinstance(attn_mask, _causal_bias):
+    if _is_tensor(problem) and _is_causal_bias(attn_mask):
         attn_mask, is_causal, causal_align = _of_bias(attn_mask, problem, key, is_causal)
     extra = Extra(causal_align, window, softcap, sink, alibi, True, deterministic, backend, backend)
     text, reason, reports = "", "", [None]

@@ -29,6 +29,21 @@ print("one" if len(before) <= 1 else before)
     assert done.stdout.strip() == "one", done.stdout + done.stderr
 
 
+def test_import_brings_no_compiler():
+    """torch._dynamo takes seconds to import; whoever compiles nothing does without."""
+    code = """
+import torch, sys
+before = "torch._dynamo" in sys.modules
+import ffpa
+q = torch.randn(1, 2, 5, 16, requires_grad=True)
+ffpa.ffpa_attn_func(q, q, q, torch.ones(5, 5)).sum().backward()
+print(before, "torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ)
+    before, after = done.stdout.split()
+    assert before == after, done.stderr
+
+
 class Attended(torch.utils.data.Dataset):
     def __len__(self):
         return 12
@@ -39,10 +54,10 @@ class Attended(torch.utils.data.Dataset):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_data_loader_workers(method):
+@pytest.mark.parametrize("method, workers", [("fork", 2), ("spawn", 1)])  # a spawned one imports PyTorch for seconds
+def test_data_loader_workers(method, workers):
     here = torch.stack([Attended()[i] for i in range(12)])  # the parent has used the library
-    loader = torch.utils.data.DataLoader(Attended(), batch_size=4, num_workers=2, multiprocessing_context=method)
+    loader = torch.utils.data.DataLoader(Attended(), batch_size=4, num_workers=workers, multiprocessing_context=method)
     assert torch.cat(list(loader)).equal(here)
 
 
