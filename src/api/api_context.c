@@ -160,6 +160,7 @@ static ffpa_status open_cuda(ffpa_context *ctx, const ffpa_context_options *o)
     find_cache_folder(o, folder);
     find_prefixes(prefixes, sizeof prefixes);
     s.nvrtc_path = option_or_env(o->nvrtc_path, "FFPA_NVRTC");
+    s.defines = option_or_env(NULL, "FFPA_KERNEL_DEFINES");
     TRY(fail_in(FN, cuda_context_new(ctx, &s, &ctx->cuda)));
     return ctx->only == &cuda_backend ? fail_in(FN, cuda_open_driver(ctx->cuda)) : FFPA_OK;
 }

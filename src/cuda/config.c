@@ -40,6 +40,37 @@ void config_set(variant *v, const char *macro, int64_t value)
     if (value != 0) config_set_always(v, macro, value);
 }
 
+/* Length of "FFPA_NAME=NUMBER" at the start of the text; 0 when that is not what the word is. */
+static size_t word_length(const char *text)
+{
+    static const char digits[] = "0123456789";
+    if (strncmp(text, "FFPA_", 5) != 0) return 0;
+    const size_t name = strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789");
+    if (text[name] != '=') return 0;
+    const size_t number = strspn(text + name + 1, digits), all = name + 1 + number;
+    return number && (!text[all] || text[all] == ' ') ? all : 0;
+}
+
+ffpa_status config_words(const char *words, char *lines, size_t bytes)
+{
+    size_t used = 0;
+    const char *at = words ? words : "";
+    *lines = 0;
+    while (*(at += strspn(at, " "))) {
+        const size_t length = word_length(at), name = strcspn(at, "=");
+        CHECK(length, FFPA_E_INVALID,
+              "FFPA_KERNEL_DEFINES '%.200s': '%.*s' is not FFPA_NAME=NUMBER", words,
+              (int)strcspn(at, " "), at);
+        const int n = snprintf(lines + used, bytes - used, "#define %.*s %.*s\n", (int)name, at,
+                               (int)(length - name - 1), at + name + 1);
+        CHECK(n > 0 && (size_t)n < bytes - used, FFPA_E_INVALID,
+              "FFPA_KERNEL_DEFINES '%.200s' makes more than %zu characters", words, bytes - 1);
+        used += (size_t)n;
+        at += length;
+    }
+    return FFPA_OK;
+}
+
 bool config_whole(const variant *v)
 {
     const size_t used = strlen(v->config);

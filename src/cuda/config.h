@@ -23,6 +23,10 @@ void config_set(variant *v, const char *macro, int64_t value);
 /* As config_set, for macros that have no such default. */
 void config_set_always(variant *v, const char *macro, int64_t value);
 
+/* The lines of config.cuh for macros given as words, "FFPA_WATCHDOG=100000 FFPA_EVERY_LANE=1". E_INVALID names what is no such
+ * word. NULL is none. */
+ffpa_status config_words(const char *words, char *lines, size_t bytes);
+
 /* Is the text whole? False when it was cut for length. */
 bool config_whole(const variant *v);
 

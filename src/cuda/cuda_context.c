@@ -28,13 +28,16 @@ ffpa_status cuda_context_new(const ffpa_context *ctx, const cuda_settings *s,
                                  s->files,
                                  s->cache_dir && *s->cache_dir ? c->cache_dir : NULL,
                                  s->mode,
-                                 {s->nvrtc_path ? c->nvrtc_path : NULL, c->prefixes, 0}};
+                                 {s->nvrtc_path ? c->nvrtc_path : NULL, c->prefixes, 0},
+                                 c->defines};
+    const ffpa_status words = config_words(s->defines, c->defines, sizeof c->defines);
     c->ctx = ctx;
     c->libs = s->libs;
     c->mode = s->mode;
-    if (fits) c->jit = jit_new(ctx, &options);
+    if (fits && words == FFPA_OK) c->jit = jit_new(ctx, &options);
     if (!c->jit) {
         mem_free(&ctx->alloc, c);
+        if (words != FFPA_OK) return words;
         return fits ? fail(FFPA_E_OUT_OF_MEMORY,
                            "ffpa_context_create: no memory for the kernel cache")
                     : fail(FFPA_E_INVALID,

@@ -48,6 +48,8 @@ typedef struct cuda_settings {
     const char *prefixes;       /* Python prefixes to look under */
     const char *family;         /* the only kernels allowed, NULL = all */
     jit_mode mode;
+    const char *
+        defines; /* macros of every kernel as words (config_words); NULL = none. For debugging */
 } cuda_settings;
 
 struct cuda_context {
@@ -59,7 +61,8 @@ struct cuda_context {
     jit *jit;
     const dynlib *libs;
     jit_mode mode;
-    char family[16]; /* the only one allowed, "" = all */
+    char family[16];   /* the only one allowed, "" = all */
+    char defines[512]; /* lines of config.cuh */
     char cache_dir[DISK_PATH], nvrtc_path[DISK_PATH], prefixes[4 * DISK_PATH];
 };
 

@@ -221,10 +221,23 @@ static slot *claim_slot(jit *j, const jit_key *key)
     return s;
 }
 
-static ffpa_status get_one(jit *j, const variant *v, jit_code *code)
+/* The variant with the lines that every config has besides. */
+static ffpa_status define(const jit *j, const variant *asked, variant *v)
+{
+    *v = *asked;
+    const size_t used = strlen(v->config), more = strlen(j->o.defines);
+    CHECK(used + more < sizeof v->config, FFPA_E_INVALID,
+          "cuda: FFPA_KERNEL_DEFINES leaves no room in the config of %s", v->name);
+    memcpy(v->config + used, j->o.defines, more + 1);
+    return FFPA_OK;
+}
+
+static ffpa_status get_one(jit *j, const variant *asked, jit_code *code)
 {
     void *cubin = NULL;
     size_t bytes = 0;
+    variant defined, *v = &defined;
+    TRY(define(j, asked, v));
     ffpa_status status = FFPA_OK;
     const jit_key key = jit_key_of(v, j->o.files, "any");
     slot *s = claim_slot(j, &key);
@@ -281,8 +294,10 @@ ffpa_status jit_get(jit *j, const variant *const *variants, int count, jit_code 
     return status;
 }
 
-ffpa_status jit_prebuild(jit *j, const variant *v, const char *folder)
+ffpa_status jit_prebuild(jit *j, const variant *asked, const char *folder)
 {
+    variant defined, *v = &defined;
+    TRY(define(j, asked, v));
     char path[DISK_PATH];
     void *cubin = NULL;
     size_t bytes = 0;

@@ -28,6 +28,7 @@ typedef struct jit_options {
     const char *folder;         /* NULL = memory only */
     jit_mode mode;
     nvrtc_search search;
+    const char *defines; /* further lines of every config.cuh */
 } jit_options;
 
 typedef struct jit_code {

@@ -323,6 +323,7 @@ static int fake_nvrtcCreateProgram(nvrtc_program *program, const char *source, c
         return 1;
     *program = calloc(1, sizeof **program);
     snprintf((*program)->name, sizeof(*program)->name, "%s", name);
+    snprintf(FAKE.config, sizeof FAKE.config, "%s", headers[0]);
     count(&FAKE.programs, 1);
     return 0;
 }

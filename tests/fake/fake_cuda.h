@@ -23,7 +23,9 @@ typedef struct fake_state {
     bool no_driver, old_driver, no_compiler, no_func_load;
     int driver_version, devices, cc, shared_optin, sms;
     int compile_ms;
-    const char *log; /* what the compiler says */
+    const char *log;     /* what the compiler says */
+    const char *defines; /* FFPA_KERNEL_DEFINES */
+    char config[1536];   /* config.cuh of the kernel compiled last */
     /* fail the n-th call of any driver or compiler function, counted from 1; 0 = none */
     int fail_at;
     char failed[40]; /* its name */

@@ -73,7 +73,8 @@ static void gather(void *user, ffpa_log_level level, const char *line)
 ffpa_context *fake_context(const char *folder, jit_mode mode)
 {
     const allocator a = {counting_alloc, counting_free, NULL};
-    const cuda_settings s = {&fake_dynlib, FILES, folder, "libnvrtc.so.13", NULL, NULL, mode};
+    const cuda_settings s = {&fake_dynlib, FILES, folder, "libnvrtc.so.13",
+                             NULL,         NULL,  mode,   FAKE.defines};
     ffpa_context *ctx = mem_new(&a, sizeof *ctx);
     if (!ctx) return NULL;
     ctx->alloc = a;

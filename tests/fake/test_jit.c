@@ -137,6 +137,42 @@ static void writers_sweep_what_killed_ones_left(void **state)
     assert_int_equal(fake_folder_count(*state, ".cubin"), 2);
 }
 
+static void macros_of_every_kernel_are_in_config_and_key(void **state)
+{
+    const variant v = make_variant("watched");
+    get_fresh(*state, JIT_ON, &v);
+    FAKE.defines = " FFPA_WATCHDOG=1000  FFPA_EVERY_LANE=1";
+    get_fresh(*state, JIT_ON, &v);
+    assert_int_equal(FAKE.compiles, 2);
+    assert_string_equal(FAKE.config,
+                        "// watched\n#define FFPA_D 64\n#define FFPA_WATCHDOG 1000\n"
+                        "#define FFPA_EVERY_LANE 1\n");
+    get_fresh(*state, JIT_ON, &v);
+    FAKE.defines = NULL;
+    get_fresh(*state, JIT_ON, &v);
+    assert_int_equal(FAKE.compiles, 2);
+}
+
+static void words_that_define_nothing_are_refused(void **state)
+{
+    static const char *const wrong[] = {"FFPA_WATCHDOG", "FFPA_WATCHDOG=",    "FFPA_WATCHDOG=x",
+                                        "WATCHDOG=1",    "FFPA_A=1;FFPA_B=2", "FFPA_D=1 ="};
+    char many[600];
+    (void)state;
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        FAKE.defines = wrong[i];
+        assert_null(fake_context(NULL, JIT_ON));
+        assert_non_null(strstr(ffpa_last_error(), "' is not FFPA_NAME=NUMBER"));
+    }
+    memset(many, '1', sizeof many - 1);
+    memcpy(many, "FFPA_A=", 7);
+    many[sizeof many - 1] = 0;
+    FAKE.defines = many;
+    assert_null(fake_context(NULL, JIT_ON));
+    assert_non_null(strstr(ffpa_last_error(), "makes more than 511 characters"));
+    FAKE.defines = NULL;
+}
+
 static void damaged_entries_are_rebuilt(void **state)
 {
     const variant v = make_variant("damaged");
@@ -397,6 +433,8 @@ int main(void)
         TEST(a_disk_hit_says_nothing_a_compilation_says_what),
         TEST(everything_that_matters_is_in_the_key),
         TEST(writers_sweep_what_killed_ones_left),
+        TEST(macros_of_every_kernel_are_in_config_and_key),
+        TEST(words_that_define_nothing_are_refused),
         TEST(damaged_entries_are_rebuilt),
         TEST(read_only_reads_and_off_does_neither),
         TEST(a_folder_that_cannot_be_written_is_said_once),
