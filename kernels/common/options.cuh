@@ -54,3 +54,6 @@
 #ifndef FFPA_WATCHDOG
 #    define FFPA_WATCHDOG 0
 #endif
+#ifndef FFPA_EVERY_LANE
+#    define FFPA_EVERY_LANE 0
+#endif

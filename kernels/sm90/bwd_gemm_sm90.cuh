@@ -44,6 +44,7 @@ struct Shared {
     Span seen[4]; // dQ: key blocks that each block of its rows sees
     u64 full[STAGES], free[STAGES], raw[RAWS];
     int raw_slot[RAWS], raw_item[RAWS]; // to guard; slot -1: no more
+    u64 read[RAWS]; // FFPA_EVERY_LANE
 };
 static_assert(sizeof(Shared) <= products_shared_bytes(COLUMNS) && sizeof(Shared) <= 227 * 1024, "shared budget");
 
@@ -59,13 +60,22 @@ struct Slot {
     u32 at, bar; // where a step goes, whose arrival tells of it
 };
 
+// Where the next guarded step is noted. The guards have read what stands there: their named barrier lies before the slot of that
+// step was full, and a later one is free. FFPA_EVERY_LANE: the same by a barrier from thread to thread.
+FFPA_DEVICE int next_raw(Shared &sm, Loads &r)
+{
+    const u32 n = r.raws++;
+    if (FFPA_EVERY_LANE && n >= RAWS) mbar_wait(smem_addr(&sm.read[n % RAWS]), (n / RAWS & 1) ^ 1);
+    return n % RAWS;
+}
+
 // Wait for slot r and announce a step's bytes: to the warpgroups, or to the guards, who pass it on.
 template <int WIDTH> FFPA_DEVICE Slot open_slot(Shared &sm, Loads &r, bool guarded)
 {
     mbar_wait(smem_addr(&sm.free[r.slot]), r.parity ^ 1);
     u32 bar = smem_addr(&sm.full[r.slot]);
     if (guarded) {
-        const int q = r.raws++ % RAWS;
+        const int q = next_raw(sm, r);
         sm.raw_slot[q] = r.slot, sm.raw_item[q] = r.count % ITEMS;
         bar = smem_addr(&sm.raw[q]);
     }
@@ -183,8 +193,9 @@ FFPA_DEVICE void load_tiles(const products_args &a, Shared &sm)
     mbar_wait(smem_addr(&sm.free[r.slot]), r.parity ^ 1);
     mbar_arrive(smem_addr(&sm.full[r.slot]));
     if (!GUARDED) return;
-    sm.raw_slot[r.raws % RAWS] = -1;
-    mbar_arrive(smem_addr(&sm.raw[r.raws % RAWS]));
+    const int q = next_raw(sm, r);
+    sm.raw_slot[q] = -1;
+    mbar_arrive(smem_addr(&sm.raw[q]));
 }
 
 // The guards: what they find is noted in the tile's item.
@@ -196,6 +207,7 @@ FFPA_DEVICE void guard_steps(Shared &sm)
         const int slot = sm.raw_slot[n % RAWS];
         if (slot < 0) return;
         Item &it = sm.item[sm.raw_item[n % RAWS]];
+        if (FFPA_EVERY_LANE) mbar_arrive(smem_addr(&sm.read[n % RAWS]));
         const int chunks = SLIMS == 0 || (WIDES > 0 && it.wide) ? 4 : Tile<SLIM>::CHUNKS;
         const bool found = guard_clean(smem_addr(sm.slot[slot]), chunks * BLOCK);
         if (threadIdx.x != 32) continue;
@@ -374,6 +386,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) ffpa_kernel(const __grid_co
     if (threadIdx.x == 0) {
         ring_init(sm.full, sm.free, STAGES, 2);
         for (int q = 0; q < RAWS; q++) mbar_init(smem_addr(&sm.raw[q]), 1);
+        if (FFPA_EVERY_LANE)
+            for (int q = 0; q < RAWS; q++) mbar_init(smem_addr(&sm.read[q]), GUARDS);
         mbar_init_fence();
     }
     __syncthreads();

@@ -20,7 +20,7 @@
 //   v_full, v_free             the same for V                                           warp 1 <-> teams
 //   v_raw        1 + bytes     a block of V that warp 1 must look at first              copy engine -> warp 1
 //   tile_full[i] 1             tile record i is written                                 warp 2 -> all
-//   tile_free[i] 4 TEAMS + 2   every reader is done with it                             all -> warp 2
+//   tile_free[i] 4 TEAMS + 2   every reader is done with it: warp 0's thread and warps   all -> warp 2
 //   named 1 + t  256 threads   team t may issue its products                            team t - 1 -> team t
 //
 // Blocks of keys are walked from the last to the first, so that masked ones come early in causal tiles. Nothing is in
@@ -113,7 +113,7 @@ FFPA_DEVICE Tile &tile_wait(Tile *tiles, u32 base, int k)
     mbar_wait(base + TILE_FULL + 8 * (k & 1), k >> 1 & 1);
     return tiles[k & 1];
 }
-FFPA_DEVICE void tile_done(u32 base, int k) { mbar_arrive(base + TILE_FREE + 8 * (k & 1)); }
+FFPA_DEVICE u32 tile_free(u32 base, int k) { return base + TILE_FREE + 8 * (k & 1); }
 
 // Does the copy of V go past warp 1? Only where rows may differ in the keys they see, or foreign rows follow.
 static constexpr bool GUARD = ROW_MASKS || FFPA_VARLEN || FFPA_CACHE;
@@ -161,7 +161,7 @@ FFPA_DEVICE void produce_k(Tile *tiles, u32 base, const fwd_one_args &a)
         const int head = t.head / a.f.group, batch = (int)t.seq.k_batch, first = t.first;
         const int row = (int)t.seq.k_row;
         int block = t.end;
-        tile_done(base, k);
+        mbar_arrive(tile_free(base, k));
         if (block == first) return;
 #pragma unroll 1
         while (--block >= first) {
@@ -188,8 +188,7 @@ FFPA_DEVICE void produce_v(Tile *tiles, u32 base, const fwd_one_args &a)
         const int first = t.first, clear_from = t.clear_from, clear_to = t.clear_to;
         const int head = t.head / a.f.group, batch = (int)t.seq.k_batch, row = (int)t.seq.k_row;
         int block = t.end;
-        __syncwarp();
-        if (one) tile_done(base, k);
+        warp_arrive(tile_free(base, k));
         if (block == first) return;
 #pragma unroll 1
         while (--block >= first) {
@@ -453,8 +452,7 @@ FFPA_DEVICE void consume(Tile *tiles, u32 base, const fwd_one_args &a)
         const Tile &t = tile_wait(tiles, base, k);
         if (t.end == t.first) break;
         consume_tile(w, a, t, drop, k);
-        __syncwarp();
-        if ((threadIdx.x & 31) == 0) tile_done(base, k);
+        warp_arrive(tile_free(base, k));
     }
     if (w.team == 0) turn_wait(w.team); // the last turn was passed to team 0: no barrier is left half full
 }
@@ -478,7 +476,7 @@ FFPA_DEVICE void barriers_init(u32 base)
     mbar_init(base + V_RAW, 1);
     for (int i = 0; i < 2; i++) {
         mbar_init(base + TILE_FULL + 8 * i, 1);
-        mbar_init(base + TILE_FREE + 8 * i, 4 * TEAMS + 2);
+        mbar_init(base + TILE_FREE + 8 * i, (4 * TEAMS + 1) * WARP_ARRIVALS + 1);
     }
     mbar_init_fence();
 }

@@ -45,7 +45,7 @@ struct Tile {          // where the pair works
     int head, row0;    // row0 within the sequence
     int first, blocks; // blocks of keys that some row sees; at least two: one past the end is wholly masked
 };
-struct Note {          // a team's tile, in shared memory: registers are for what every step needs
+struct Note {          // a warp's tile, in shared memory: registers are for what every step needs
     Tile tile;
     int number;        // how many tiles the pair did before it
     int head, tail;    // blocks (running numbers) before `head` and from `tail` on need masks
@@ -58,7 +58,6 @@ struct TeamSmem {                   // what one team owns
     alignas(1024) u8 p_out[P_BYTES]; // own P half on its way to the peer
     float base[2][BM];              // the peer's row bases, blocks alternate
     float sum[BM];                  // the peer's row sums
-    Note note[2];                   // tiles alternate: a warp may begin one while another still ends the one before
     u64 base_full[2], p_full, p_free, l_full;
 };
 struct Smem {                       // the whole plan of shared memory
@@ -66,6 +65,7 @@ struct Smem {                       // the whole plan of shared memory
     alignas(1024) u8 ring[STAGES][SLOT_BYTES];
     u64 q_full[CHUNKS], q_free, full[STAGES], free[STAGES], tile_full[2];
     u32 next_tile[2];               // ids that rank 0 handed out, tiles alternate
+    Note note[2 * TEAM_THREADS / 32]; // of each multiplying warp: one may begin a tile while another still ends the one before
 };
 #define AT(type, member) ((u32)(u64) & ((type *)0)->member) // byte offset: one base register serves every member
 
@@ -97,7 +97,7 @@ struct Math {             // one thread of a team
     int last;             // running number of this tile's last block: blocks are counted over all tiles of the pair
     bool moved;           // some base differs from m: rescale before P V
     Ring ring;
-    u32 team, note;       // shared addresses of this team's TeamSmem and of its tile's note
+    u32 team, note;       // shared addresses of this team's TeamSmem and of this warp's note
 };
 
 // N registers of an accumulator, as one.
@@ -112,7 +112,7 @@ FFPA_DEVICE u32 thread_id()
     return r & (TEAM_THREADS - 1);
 }
 
-// The team's note at a shared address.
+// The note at a shared address.
 FFPA_DEVICE Note &note_at(u32 addr) { return *(Note *)__cvta_shared_to_generic(addr); }
 
 // Where `addr` is in the peer CTA.

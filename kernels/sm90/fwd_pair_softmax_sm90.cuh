@@ -29,8 +29,9 @@ FFPA_DEVICE void note_tile(Math &w, const fwd_pair_args &a, int id, int number)
     const int clear_to = (hi - own + BH > 0 ? hi - own + BH : 0) / BN, clear_from = (lo - own + BN - 1) / BN;
     const KeyRange line = key_line(c, t.seq.nq, t.seq.nk);
     w.last += t.blocks;
-    w.note = w.team + AT(TeamSmem, note) + (number & 1) * sizeof(Note);
-    if ((thread_id() & 31) == 0) // each warp for itself, all the same
+    w.note = w.ring.sm + AT(Smem, note) + (threadIdx.x - TEAM_THREADS) / 32 * sizeof(Note);
+    __syncwarp(); // every lane is done with the tile before
+    if ((thread_id() & 31) == 0)
         note_at(w.note) = {t, number, w.last + t.first - clear_to + 1, w.last + t.first - clear_from + 1,
                            {line.lo + t.row0, line.hi + t.row0}, w.ring.sm};
     __syncwarp();

@@ -43,7 +43,7 @@ FFPA_DEVICE void set_up_barriers(Barriers &bar)
         ring_init(bar.full, bar.free, 4, 2);
         for (int i = 0; i < 2; i++) {
             mbar_init(smem_addr(&bar.dealt[i]), 1);
-            mbar_init(smem_addr(&bar.taken[i]), 8);
+            mbar_init(smem_addr(&bar.taken[i]), 8 * WARP_ARRIVALS);
         }
         mbar_init_fence();
     }
@@ -53,8 +53,7 @@ FFPA_DEVICE void set_up_barriers(Barriers &bar)
 // This thread's warp is done with item number k of the CTA.
 FFPA_DEVICE void give_back_item(Barriers &bar, int k)
 {
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0) mbar_arrive(smem_addr(&bar.taken[k & 1]));
+    warp_arrive(smem_addr(&bar.taken[k & 1]));
 }
 
 // Item i of `tiles` tiles of rows a head: where rows differ in length, `side` heads at a time, the longest rows first.

@@ -49,6 +49,15 @@ FFPA_DEVICE void mbar_arrive(u32 bar)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
+// A warp is done with what `bar` guards, every lane of it: WARP_ARRIVALS of the barrier's count. The order between lanes is
+// __syncwarp's, and lane 0 passes it on. FFPA_EVERY_LANE: each lane arrives, for tools that follow no order but a thread's own.
+static constexpr int WARP_ARRIVALS = FFPA_EVERY_LANE ? 32 : 1;
+FFPA_DEVICE void warp_arrive(u32 bar)
+{
+    __syncwarp();
+    if (FFPA_EVERY_LANE || (threadIdx.x & 31) == 0) mbar_arrive(bar);
+}
+
 // Arrive once at a barrier of another CTA (address from map_rank). Without .release.cluster, which is a fence over
 // the whole cluster of about 1500 clocks: for barriers that only say "read", not "written".   [mbarrier.arrive]
 FFPA_DEVICE void mbar_arrive_remote(u32 bar)
