@@ -22,6 +22,7 @@
 //   full[s]        1 + tx bytes  slot s holds its chunks and blocks, and the tile's item is there     WG0 -> WG1, WG2
 //   free[s]        2             both warpgroups are done with slot s                                 WG1, WG2 -> WG0
 //   raw[q]         1 + tx bytes  a slot waits for the guards, who pass it on to full (guard_sm90)     WG0 -> WG0
+//   read[q]        96 threads    with FFPA_EVERY_LANE only: the note of raw[q] has been read          guards -> loads
 //   1 + wg         128 threads   the staging tile is written, read                                    in one warpgroup
 //   3              96 threads    a slot is clean                                                      guards
 //

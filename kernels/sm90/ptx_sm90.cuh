@@ -51,7 +51,7 @@ FFPA_DEVICE void mbar_arrive(u32 bar)
 
 // A warp is done with what `bar` guards, every lane of it: WARP_ARRIVALS of the barrier's count. The order between lanes is
 // __syncwarp's, and lane 0 passes it on. FFPA_EVERY_LANE: each lane arrives, for tools that follow no order but a thread's own.
-static constexpr int WARP_ARRIVALS = FFPA_EVERY_LANE ? 32 : 1;
+enum { WARP_ARRIVALS = FFPA_EVERY_LANE ? 32 : 1 };
 FFPA_DEVICE void warp_arrive(u32 bar)
 {
     __syncwarp();

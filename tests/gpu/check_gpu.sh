@@ -140,14 +140,22 @@ every_kernel() {
     done
 }
 
+# racecheck follows an order between threads only where each arrives itself (kernels/README.md).
+lanes="env FFPA_KERNEL_DEFINES=FFPA_EVERY_LANE=1"
+
 # Compiling first: under the tools it would be slow.
 sanitize() {
-    local program test tool
-    every_kernel | while read -r program test; do echo "smallest_$test $build/tests/$program $test"; done | many smallest
+    local program test tool with
+    every_kernel | while read -r program test; do
+        echo "smallest_$test $build/tests/$program $test"
+        echo "lanes_$test $lanes $build/tests/$program $test"
+    done | many smallest
     command -v compute-sanitizer >/dev/null || { echo "sanitize: there is no compute-sanitizer" && counted sanitize 0 1 0 && return; }
     for tool in memcheck racecheck synccheck initcheck; do
+        with=
+        [ $tool = racecheck ] && with="$lanes "
         every_kernel | while read -r program test; do
-            echo "${tool}_$test compute-sanitizer --tool $tool --error-exitcode 9 $build/tests/$program $test"
+            echo "${tool}_$test ${with}compute-sanitizer --tool $tool --error-exitcode 9 $build/tests/$program $test"
         done
     done | many sanitize
 }

@@ -71,13 +71,15 @@ class CheckGpu(unittest.TestCase):
         self.assertRegex(result.stdout, r"host_time +0 passed +1 failed")
 
     def test_every_kernel_meets_every_tool(self):
-        self.program("bin/compute-sanitizer", f"echo $2 $(basename $5) $6 >>{self.root}/met; shift 4; exec $*")
+        self.program("bin/compute-sanitizer", f"echo $2 $(basename $5) $6 $FFPA_KERNEL_DEFINES >>{self.root}/met; shift 4; exec $*")
         result = self.run_script("--part", "sanitize")
         self.assertEqual(result.returncode, 0, result.stdout)
         met = [line.split() for line in (self.root / "met").read_text().splitlines()]
         tools, tests = {x[0] for x in met}, {(x[1], x[2]) for x in met}
         self.assertEqual(tools, {"memcheck", "racecheck", "synccheck", "initcheck"})
         self.assertEqual(len(met), 4 * len(tests))
+        for line in met:
+            self.assertEqual(line[3:], ["FFPA_EVERY_LANE=1"] if line[0] == "racecheck" else [])
         for name in ("test_every_kernel plain", "test_hopper_kernels pair", "test_hopper_kernels gradients_options"):
             self.assertIn(tuple(name.split()), tests)
 
