@@ -296,9 +296,19 @@ static void any_score(const setting *s)
 }
 CASE(scores_of_any_size, ON_F32 | ON_BF16, 512, any_score)
 
-/* Scores of some tens, as without 1/sqrt(D): rows where one key has nearly all of the weight, which must not
+/* Inputs anew for every seed but 0. */
+static sample *large_sample(const setting *s, int64_t nq, int64_t nk, uint64_t seed)
+{
+    sample *t = sample_new(&(sample_spec){
+        .dtype = s->dtype, .hq = 4, .nq = nq, .nk = nk, .d = s->d, .backward = true});
+    for (role r = Q; seed > 0 && r <= DOUT; r++)
+        if (r <= V || r == DOUT) tensor_random(t->t[r], &seed, -1, 1);
+    return t;
+}
+
+/* Scores of tens to hundreds, as without 1/sqrt(D): rows where one key has nearly all of the weight, which must not
  * differ from 1 by what scores or their LSE were rounded by. Few rows, which forward adds up in another order
- * than backward, and tiles of them. */
+ * than backward, and tiles of them. Of one set of numbers chance makes a good one or a bad one: several. */
 static void tens_of_score(const setting *s)
 {
     static const int64_t shapes[][2] = {{1, 70}, {3, 129}, {8, 64},
@@ -306,19 +316,44 @@ static void tens_of_score(const setting *s)
     if (!fast(s) || judge_on_device(s->path->ctx) || judge_quick())
         return; /* a GPU takes LSE as it is: docs/limits.md */
     for (size_t x = 0; x < COUNT(shapes); x++)
-        for (float scale = 4; scale <= 8; scale *= 2) {
-            sample *t = sample_new(&(sample_spec){.dtype = s->dtype,
-                                                  .hq = 4,
-                                                  .nq = shapes[x][0],
-                                                  .nk = shapes[x][1],
-                                                  .d = s->d,
-                                                  .backward = true});
-            t->f.scale = scale;
-            judge_sample_on(t, s->path, "scores of some tens");
-            sample_free(t);
-        }
+        for (uint64_t seed = 0; seed < 8; seed++) /* 0: as any sample is */
+            for (float scale = 4; scale <= 8; scale *= 2) {
+                sample *t = large_sample(s, shapes[x][0], shapes[x][1], seed);
+                t->f.scale = scale;
+                judge_sample_on(t, s->path, "scores of some tens");
+                sample_free(t);
+            }
 }
 CASE(scores_of_some_tens, ON_F32, 512, tens_of_score)
+
+/* The same where something is added to scores, caps them or leaves keys out. */
+static void options_at_tens(const setting *s)
+{
+    if (!fast(s) || judge_on_device(s->path->ctx)) return;
+    for (uint64_t x = 0; x < (judge_quick() ? 7u : 28u); x++) {
+        sample *t = large_sample(s, x % 2 ? 9 : 33, 130, x + 1);
+        t->f.scale = 8;
+        t->f.causal = x % 3 == 0 ? FFPA_BOTTOM_RIGHT : 0;
+        if (x % 7 == 1) sample_use_window(t, 40, 20);
+        if (x % 7 == 2) t->f.softcap = 100;
+        if (x % 7 == 3) sample_use_dropout(t, .3f, x, 1);
+        if (x % 7 == 4)
+            tensor_all(sample_put(t, ALIBI, tensor_new(FFPA_F32, 1, 4, 1, 1, NULL)), .7);
+        if (x % 7 == 5) {
+            tensor *mask = sample_put(t, MASK, tensor_new(FFPA_F32, 1, 1, 1, 130, NULL));
+            for (int64_t j = 0; j < 130; j++)
+                tensor_put(mask, 0, 0, 0, j, j % 5 ? 3.3 * (double)(j % 7) : -(double)INFINITY);
+            sample_put(t, DMASK, tensor_new(FFPA_F32, 1, 1, 1, 130, NULL));
+        }
+        if (x % 7 == 6) {
+            tensor_all(sample_put(t, SINK, tensor_new(FFPA_F32, 1, 4, 1, 1, NULL)), 70.1);
+            sample_put(t, DSINK, tensor_new(FFPA_F32, 1, 4, 1, 1, NULL));
+        }
+        judge_sample_on(t, s->path, "options at scores of some tens");
+        sample_free(t);
+    }
+}
+CASE(options_at_scores_of_some_tens, ON_F32, 512, options_at_tens)
 
 /* An infinite value among keys whose scores have no digits left after the point: the other columns' gradients
  * are those of equal weights. */
@@ -455,11 +490,11 @@ CASE(gradients_are_slopes, ON_F32, 16, differences)
 
 /* ---- bits ---- */
 
-static void same_bits(const setting *s)
+static void same_bits_at(const setting *s, float scale)
 {
-    if (!fast(s)) return;
     sample *first = problem(s, 330, 6, 2), *t = sample_copy(first, 0);
     first->f.causal = t->f.causal = FFPA_BOTTOM_RIGHT;
+    first->f.scale = t->f.scale = scale;
     for (int threads = 1; threads <= 4; threads++) {
         ffpa_context *ctx = judge_context(s->path->backend, s->path->isa, threads);
         sample *to = threads == 1 ? first : t;
@@ -474,6 +509,12 @@ static void same_bits(const setting *s)
     }
     sample_free(first);
     sample_free(t);
+}
+/* Usual scores, and some that are added up in f64. */
+static void same_bits(const setting *s)
+{
+    for (int large = 0; fast(s) && large < 2; large++)
+        same_bits_at(s, large ? 40 : 1);
 }
 CASE(same_bits_at_any_thread_count, ON_F32 | ON_BF16, 72, same_bits)
 
@@ -492,6 +533,7 @@ int main(void)
         cmocka_unit_test(long_mask_sums_are_exact),
         cmocka_unit_test(scores_of_any_size),
         cmocka_unit_test(scores_of_some_tens),
+        cmocka_unit_test(options_at_scores_of_some_tens),
         cmocka_unit_test(odd_values_at_large_scores),
         cmocka_unit_test(one_large_score_has_all_the_weight),
         cmocka_unit_test(keys_of_a_larger_whole),

@@ -17,6 +17,8 @@
 #include "core/plan.h"
 #include "cpu/simd/scores.h"
 
+#include <math.h>
+
 enum { MAX_CHUNK = 512 };
 
 /* Tiles and passes of a problem, from its shape and workspace limit alone. */
@@ -57,14 +59,19 @@ size_t backward_scratch_bytes(const backward_plan *t);
 #define backward_scratch_at ISA_NAME(backward_scratch_at)
 backward_scratch backward_scratch_at(const backward_plan *t, void *memory);
 
-/* What passes need of a row: P = e^(s - base) norm. */
+/* Rows whose LSE has a larger magnitude take their sums from backward's own scores (backward_stats.c), and f32
+ * problems add up those scores in f64 (scores_exact.c). */
+INLINE bool lse_is_large(float lse) { return fabsf(lse) > 16 && fabsf(lse) < INFINITY; }
+
+/* What passes need of a row: P = e^(s - base) norm, the base being base + base_low. */
 typedef struct row_stat {
-    float base, norm, delta;
+    float base, base_low, norm, delta;
 } row_stat;
 
 /* Sums over the keys of each lane, from exponentials whose base is the largest score so far. */
 typedef struct row_sums {
-    float top[MAX_ROWS];             /* that score */
+    float top[MAX_ROWS];             /* that score, */
+    float top_low[MAX_ROWS];         /* and what its f32 lacks, of exact rows */
     float p[MAX_ROWS], ds[MAX_ROWS]; /* sums of e^(s - top) and of dS */
     float k_norm[MAX_ROWS];          /* the largest |k| among keys with a weight */
 } row_sums;
@@ -105,7 +112,9 @@ typedef struct backward_work {
     bool dead_lanes; /* are there lanes past the last row, or rows without keys? */
     int32_t live[MAX_ROWS];
     float lse[MAX_ROWS]; /* as given */
-    float base[MAX_ROWS], norm[MAX_ROWS], delta[MAX_ROWS];
+    int32_t
+        exact[MAX_ROWS]; /* is the row's score the sum of two floats? all bits set, or none */
+    float base[MAX_ROWS], base_low[MAX_ROWS], norm[MAX_ROWS], delta[MAX_ROWS];
     bool odd_rows;       /* a row's base or delta is not finite */
     row_sums *sums;      /* where wanted: backward_tile then keeps their base */
     int odd_q, odd_dout; /* rows of Q, dO that are not finite */

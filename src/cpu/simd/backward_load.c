@@ -44,12 +44,14 @@ void backward_set_block(backward_work *w, int64_t row0, int rows)
 {
     row_block_set(&w->rb, w->job->ask, w->job->c, &w->seq,
                   (row_place){w->at[0], w->at[1], row0, rows});
+    const bool f32 = w->job->c->f.q.dtype == FFPA_F32;
     w->dead_lanes = false;
     for (int r = 0; r < w->rb.lanes; r++) {
         w->lse[r] = *(const float *)sequence_query(&w->seq, &w->job->c->f.lse, w->rb.head[r],
                                                    w->rb.query[r]);
         const bool live = r < w->rb.rows && w->lse[r] != -INFINITY;
         w->live[r] = live ? -1 : 0;
+        w->exact[r] = f32 && live && lse_is_large(w->lse[r]) ? -1 : 0;
         w->dead_lanes = w->dead_lanes || !live;
     }
 }
@@ -60,6 +62,7 @@ static void load_stats(backward_work *w)
     for (int r = 0; r < w->rb.lanes; r++) {
         const row_stat *stat = backward_stat(w->job, &w->seq, w->rb.head[r], w->rb.query[r]);
         w->base[r] = stat->base;
+        w->base_low[r] = stat->base_low;
         w->norm[r] = stat->norm;
         w->delta[r] = stat->delta;
         w->odd_rows =

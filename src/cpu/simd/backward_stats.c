@@ -14,8 +14,6 @@
 
 #include <math.h>
 
-static const float LARGE_LSE = 16;
-
 row_stat *backward_stat(const backward_job *job, const sequence *s, int64_t h, int64_t i)
 {
     const ffpa_tensor *q = &job->c->f.q;
@@ -68,9 +66,8 @@ static bool stats_given(backward_work *w, int64_t row0, int rows, bool *again)
         dot_lanes(o_panels + p * t->dv, w->m.dout_panels + p * t->dv, t->dv, w->delta + p);
     for (int r = 0; r < rows; r++) {
         *backward_stat(w->job, &w->seq, w->rb.head[r], w->rb.query[r]) =
-            (row_stat){w->lse[r], 1.0f, w->delta[r]};
-        const float lse = fabsf(w->lse[r]);
-        again[r] = c->f.o.dtype != FFPA_F32 || (lse > LARGE_LSE && lse < INFINITY) ||
+            (row_stat){.base = w->lse[r], .norm = 1.0f, .delta = w->delta[r]};
+        again[r] = c->f.o.dtype != FFPA_F32 || lse_is_large(w->lse[r]) ||
                    !(fabsf(w->delta[r]) < INFINITY);
         any = any || again[r];
     }
@@ -117,17 +114,19 @@ static void stats_correct(const backward_work *w, int r)
 {
     const row_sums *sums = w->sums;
     const float sink = sink_at(w->job, w->rb.head[r]);
-    const float base = sink > sums->top[r] ? sink : sums->top[r];
-    const float moved = sums->top[r] == base ? 1.0f : expf(sums->top[r] - base);
-    const float from_sink = sink == -INFINITY ? 0.0f : expf(sink - base);
+    const double top = (double)sums->top[r] + (double)sums->top_low[r];
+    const double base = (double)sink > top ? (double)sink : top;
+    const float moved = top == base ? 1.0f : expf((float)(top - base));
+    const float from_sink = sink == -INFINITY ? 0.0f : expf((float)((double)sink - base));
     const float l = sums->p[r] * moved + from_sink;
     const float delta = w->delta[r] + (sums->ds[r] * moved - w->delta[r] * from_sink) / l;
     const float q_norm = row_norm(w->m.q + r * w->job->t.ld_k, w->job->t.d);
     const double reach = fabs((double)w->job->scale) * (double)q_norm * (double)sums->k_norm[r];
-    const double own = (double)base + log((double)l);
+    const double own = base + log((double)l);
     row_stat *stat = backward_stat(w->job, &w->seq, w->rb.head[r], w->rb.query[r]);
     if (!w->live[r] || !lse_is_own((double)w->lse[r], own, reach, FFPA_F32)) return;
-    stat->base = base;
+    stat->base = (float)base;
+    stat->base_low = (double)sink > top ? 0.0f : sums->top_low[r];
     stat->norm = 1.0f / l;
     if (fabsf(delta) < INFINITY) stat->delta = delta; /* or as given: P is right all the same */
 }
@@ -193,8 +192,9 @@ static void sink_piece(void *argument, int64_t h, int worker)
             const float lse = *(const float *)sequence_query(&s, &c->f.lse, h, i);
             const row_stat *stat = backward_stat(job, &s, h, i);
             if (lse == -INFINITY) continue; /* then so is the sink: as if there were none */
-            sum -= exp((double)sink_at(job, h) - (double)stat->base) * (double)stat->norm *
-                   (double)stat->delta;
+            const double base = (double)stat->base + (double)stat->base_low;
+            sum -=
+                exp((double)sink_at(job, h) - base) * (double)stat->norm * (double)stat->delta;
         }
     }
     ((float *)dsink->data)[h * dsink->stride[1]] = (float)sum;

@@ -33,8 +33,9 @@ static vi allowed_lanes(const backward_work *w, int lane0, ptrdiff_t j)
 /* What weights_lanes needs besides the tile. */
 typedef struct weights_kind {
     bool masked, kept, capped;
-    bool bare; /* weights without dropout */
-    bool odd;  /* something is not finite: scores of allowed keys may be -inf too */
+    bool bare;  /* weights without dropout */
+    bool exact; /* scores are s + low, low where dX will be */
+    bool odd;   /* something is not finite: scores of allowed keys may be -inf too */
     float factor;
 } weights_kind;
 
@@ -46,13 +47,16 @@ INLINE void weights_lanes(const backward_work *w, int lane0, const weights_kind 
     const float *s = w->m.s + at, *dp = w->m.dp + at;
     const float *keep = w->m.keep + lane0 % NR, *tanhs = w->m.tanhs + lane0 % NR;
     const vf base = vload(w->base + lane0), delta = vload(w->delta + lane0);
-    const vf norm = vload(w->norm + lane0), factor = vset(kind.factor);
+    const vf base_low = vload(w->base_low + lane0), norm = vload(w->norm + lane0);
+    const vf factor = vset(kind.factor);
     vi live;
     memcpy(&live, w->live + lane0, sizeof live);
     for (ptrdiff_t j = 0; j < w->sc.n; j++) {
         /* As forward has it: fused with the difference, a large score would not be its own base. */
         const vf score = vmul_alone(vload(s + j * NR), factor);
-        vf p = vexp(score - base) * norm, g = vload(dp + j * NR);
+        vf above = score - base;
+        if (kind.exact) above = above + (vload(w->m.dx + j * ld + lane0) - base_low);
+        vf p = vexp(above) * norm, g = vload(dp + j * NR);
         vf weight = p;
         if (kind.kept) {
             const vf k = vload(keep + j * NR);
@@ -83,7 +87,7 @@ static void weights_panel(const backward_work *w, int p, const weights_kind kind
     weights_kind any = kind;
     any.masked = true;
     for (int lane0 = p; lane0 < p + NR; lane0 += VL) {
-        if (kind.kept || kind.capped || kind.odd)
+        if (kind.kept || kind.capped || kind.odd || kind.exact)
             weights_lanes(w, lane0, any);
         else if (kind.masked)
             weights_lanes(w, lane0, masked);
@@ -93,21 +97,56 @@ static void weights_panel(const backward_work *w, int p, const weights_kind kind
 }
 
 /* Where sums over keys are wanted, move their base up to the largest score of the tile, and them with it. */
-static void raise_base(backward_work *w, int p, float factor)
+static void raise_base(backward_work *w, int p, const weights_kind kind)
 {
     row_sums *sums = w->sums;
+    const ptrdiff_t ld = w->job->t.ld_p;
     const float *s = w->m.s + (ptrdiff_t)p * w->job->t.bn;
     for (int lane = p; lane < p + NR; lane += VL) {
-        const vf before = vload(sums->top + lane);
-        vf top = before;
-        for (ptrdiff_t j = 0; j < w->sc.n; j++) /* NaN leaves it alone and comes through exp */
-            top = vmax(vload(s + j * NR + lane - p) * vset(factor), top);
-        const vf alpha = vselect(top == before, vset(1.0f), vexp(before - top));
+        const vf before = vload(sums->top + lane), before_low = vload(sums->top_low + lane);
+        vf top = before, top_low = before_low;
+        for (ptrdiff_t j = 0; j < w->sc.n;
+             j++) { /* NaN leaves it alone and comes through exp */
+            const vf x = vload(s + j * NR + lane - p) * vset(kind.factor);
+            const vf low = kind.exact ? vload(w->m.dx + j * ld + lane) : vzero();
+            const vi more = (x > top) | ((x == top) & (low > top_low));
+            top = vselect(more, x, top);
+            top_low = vselect(more, low, top_low);
+        }
+        const vi same = (top == before) & (top_low == before_low);
+        const vf alpha =
+            vselect(same, vset(1.0f), vexp((before - top) + (before_low - top_low)));
         vstore(sums->top + lane, top);
+        vstore(sums->top_low + lane, top_low);
         vstore(sums->p + lane, vload(sums->p + lane) * alpha);
         vstore(sums->ds + lane, vload(sums->ds + lane) * alpha);
         vstore(w->base + lane, vselect(top == vset(-INFINITY), vzero(), top));
+        vstore(w->base_low + lane, top_low);
     }
+}
+
+/* Scores of the panel at lane p, from its products. True if some are exact. */
+static bool score_panel(const backward_work *w, int p, tile_kind kind, float *tanhs)
+{
+    const backward_plan *t = &w->job->t;
+    float *s = w->m.s + (ptrdiff_t)p * t->bn;
+    bool exact = false;
+    for (int r = p; r < p + NR; r++)
+        exact = exact || w->exact[r];
+    if (kind >= TILE_SCORED || exact) scores_apply(&w->sc, p, scores_whole(&w->sc), s, tanhs);
+    if (exact)
+        scores_exact(&w->sc, p,
+                     &(exact_part){.at = scores_whole(&w->sc),
+                                   .k = w->m.k + (w->sc.j0 - w->chunk0) * t->ld_k,
+                                   .ld_k = t->ld_k,
+                                   .q = w->m.q_panels + p * t->d,
+                                   .d = t->d,
+                                   .lanes = w->exact + p,
+                                   .s = s,
+                                   .low = w->m.dx + p,
+                                   .ld_low = t->ld_p,
+                                   .tanhs = tanhs});
+    return exact;
 }
 
 bool backward_tile(backward_work *w, int64_t j0, ptrdiff_t n, tile_want want)
@@ -121,18 +160,16 @@ bool backward_tile(backward_work *w, int64_t j0, ptrdiff_t n, tile_want want)
     rows_by_panels(w, (tile_a){.p = w->m.v + j * t->ld_v, .row = t->ld_v, .col = 1}, t->dv,
                    w->m.dout_panels, w->m.dp);
     const bool capped = w->sc.softcap > 0 && want == WANT_KEPT_DX;
-    const weights_kind how = {.masked = kind == TILE_MASKED || w->dead_lanes,
-                              .kept = w->sc.dropout,
-                              .capped = capped,
-                              .bare = want == WANT_P_DS,
-                              .odd = w->odd_v || w->odd_keys || w->odd_q || w->odd_dout ||
-                                     w->odd_rows,
-                              .factor = kind == TILE_SCALED ? w->sc.factor : 1.0f};
+    weights_kind how = {.masked = kind == TILE_MASKED || w->dead_lanes,
+                        .kept = w->sc.dropout,
+                        .capped = capped,
+                        .bare = want == WANT_P_DS,
+                        .odd =
+                            w->odd_v || w->odd_keys || w->odd_q || w->odd_dout || w->odd_rows};
     for (int p = 0; p < w->rb.lanes; p += NR) {
-        float *s = w->m.s + (ptrdiff_t)p * t->bn;
-        if (kind >= TILE_SCORED)
-            scores_apply(&w->sc, p, scores_whole(&w->sc), s, capped ? w->m.tanhs : NULL);
-        if (w->sums) raise_base(w, p, how.factor);
+        how.exact = score_panel(w, p, kind, capped ? w->m.tanhs : NULL);
+        how.factor = kind == TILE_SCALED && !how.exact ? w->sc.factor : 1.0f;
+        if (w->sums) raise_base(w, p, how);
         if (how.kept) scores_keep(&w->sc, p, scores_whole(&w->sc), w->m.keep);
         weights_panel(w, p, how);
     }

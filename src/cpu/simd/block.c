@@ -36,12 +36,13 @@ tiles tiles_of(const problem *p)
     t.bias = scores_scratch(&p->ask, t.bm);
     t.keep = p->dropping ? (size_t)t.bn * NR : 0;
     t.pairs = HAS_PAIRS && p->ask.dtype == FFPA_BF16;
+    t.exact = p->ask.dtype == FFPA_F32;
     return t;
 }
 
 static size_t round_line(size_t floats) { return (floats + 15) / 16 * 16; }
 
-enum { PARTS = 7 };
+enum { PARTS = 9 };
 
 /* Offsets in floats of the parts of a block's scratch; the last one is the end. */
 static void scratch_offsets(const tiles *t, size_t at[PARTS + 1])
@@ -53,7 +54,9 @@ static void scratch_offsets(const tiles *t, size_t at[PARTS + 1])
                                    t->bm * t->bn,
                                    (ptrdiff_t)t->bias,
                                    (ptrdiff_t)t->keep,
-                                   t->pairs ? t->bm * pairs_count(t->bn) : 0};
+                                   t->pairs ? t->bm * pairs_count(t->bn) : 0,
+                                   t->exact ? t->bn * NR : 0,
+                                   t->exact ? t->d * NR : 0};
     at[0] = 0;
     for (int i = 0; i < PARTS; i++)
         at[i + 1] = at[i] + round_line((size_t)size[i]);
@@ -71,8 +74,8 @@ block_scratch block_scratch_at(const tiles *t, void *memory)
     size_t at[PARTS + 1];
     float *p = memory;
     scratch_offsets(t, at);
-    return (block_scratch){p + at[0], p + at[1], p + at[2], p + at[3],
-                           p + at[4], p + at[5], p + at[6]};
+    return (block_scratch){p + at[0], p + at[1], p + at[2], p + at[3], p + at[4],
+                           p + at[5], p + at[6], p + at[7], p + at[8]};
 }
 
 /* C = or += A B for one panel of NR lanes, in f32 or in words of two bf16. */
@@ -158,24 +161,61 @@ static void move_base(block_state *st, const tiles *t, const block_scratch *w, i
     scale_output(st, t, w, lane0, alpha);
 }
 
-/* Scores of one panel, times `factor`, become weights; m, l and o follow. The scaled scores are stored
- * before the maximum is taken off: fused into one multiply-add, equal large scores would differ. */
-static void softmax_panel(block_state *st, const tiles *t, const block_scratch *w, int p,
-                          float factor)
+/* Scores of a panel times `factor`, and the largest of each lane. They are stored before the maximum is taken
+ * off: fused into one multiply-add, equal large scores would differ. */
+static void find_top(float *s, ptrdiff_t n, float factor, vf top[2])
 {
-    const ptrdiff_t n = st->part[p / NR].n;
-    float *s = panel_scores(t, w, p, st->part[p / NR]);
-    float *m = st->m + p, *l = st->l + p;
-    vf top[2] = {vset(-INFINITY), vset(-INFINITY)};
+    top[0] = top[1] = vset(-INFINITY);
     for (ptrdiff_t j = 0; j < n; j++)
         for (int h = 0; h < 2; h++) {
             const vf x = vload(s + j * NR + h * VL) * vset(factor);
             vstore(s + j * NR + h * VL, x);
-            top[h] = vmax(x, top[h]); /* NaN leaves it alone and comes through exp below */
+            top[h] = vmax(x, top[h]); /* NaN leaves it alone and comes through exp later */
         }
-    for (int h = 0; h < 2; h++)
-        if (vany(top[h] > vload(m + h * VL) + vset(SLACK)))
-            move_base(st, t, w, p + h * VL, top[h]);
+}
+
+/* Lanes whose largest score is so large that its rounding shows in O, but not so large that w->low is, and not
+ * far below the base. A bias makes keys negative that matter to no row in the end: there only above 0. */
+static vi coarse(const block_state *st, vf top, const float *m)
+{
+    const vf size = st->sc.bias || st->sc.alibi ? top : vabs(top);
+    return (size > vset(64)) & (size < vset(0x1p20f)) & (top > vload(m) - vset(16));
+}
+
+/* Few rows have neither panels of Q nor, always, the tile of K in scratch. */
+static tile_a few_panel(const block_state *st, const tiles *t, const block_scratch *w, int p)
+{
+    const ptrdiff_t ld = few_stride(t->d);
+    for (int r = 0; r < NR; r++)
+        for (ptrdiff_t d = 0; d < t->d; d++)
+            w->panel[d * NR + r] = p + r < st->rb.rows ? w->q[(p + r) * ld + d] : 0.0f;
+    rows_load_keys(w->kv, t->ld, &st->rb, &st->rb.c->f.k, st->sc.j0, st->sc.n);
+    return (tile_a){.p = w->kv, .row = t->ld, .col = 1};
+}
+
+/* Scores of the panel's coarse lanes anew, in two floats. k is the tile of K, unless rows are few. */
+static void exact_panel(const block_state *st, const tiles *t, const block_scratch *w, int p,
+                        tile_a k, const vi lanes[2])
+{
+    const tile_part part = st->part[p / NR];
+    int32_t wanted[NR];
+    memcpy(wanted, lanes, sizeof wanted);
+    if (st->few) k = few_panel(st, t, w, p);
+    scores_exact(&st->sc, p,
+                 &(exact_part){.at = part,
+                               .k = k.p + part.first * k.row,
+                               .ld_k = k.row,
+                               .q = st->few ? w->panel : w->q + p * t->d,
+                               .d = t->d,
+                               .lanes = wanted,
+                               .s = panel_scores(t, w, p, part),
+                               .low = w->low,
+                               .ld_low = NR});
+}
+
+/* Scores s + low, low being NULL if it is 0, less their base m become weights, which are added to l. */
+INLINE void weigh(float *s, const float *low, ptrdiff_t n, const float *m, float *l)
+{
     vf base[2], sum[2] = {vzero(), vzero()};
     for (int h = 0; h < 2; h++) { /* a lane that has seen no key: all its scores are -inf */
         const vf b = vload(m + h * VL);
@@ -183,12 +223,37 @@ static void softmax_panel(block_state *st, const tiles *t, const block_scratch *
     }
     for (ptrdiff_t j = 0; j < n; j++)
         for (int h = 0; h < 2; h++) {
-            const vf e = vexp_weight(vload(s + j * NR + h * VL) - base[h]);
+            vf x = vload(s + j * NR + h * VL) - base[h];
+            if (low) x += vload(low + j * NR + h * VL);
+            const vf e = vexp_weight(x);
             sum[h] += e;
             vstore(s + j * NR + h * VL, e);
         }
     for (int h = 0; h < 2; h++)
         vstore(l + h * VL, vload(l + h * VL) + sum[h]);
+}
+
+/* Scores of one panel, times `factor`, become weights; m, l and o follow. */
+static void softmax_panel(block_state *st, const tiles *t, const block_scratch *w, int p,
+                          tile_a k, float factor)
+{
+    const ptrdiff_t n = st->part[p / NR].n;
+    float *s = panel_scores(t, w, p, st->part[p / NR]);
+    vf top[2];
+    find_top(s, n, factor, top);
+    const vi lanes[2] = {coarse(st, top[0], st->m + p), coarse(st, top[1], st->m + p + VL)};
+    const bool exact = t->exact && vany(lanes[0] | lanes[1]);
+    if (exact) {
+        exact_panel(st, t, w, p, k, lanes);
+        find_top(s, n, 1.0f, top);
+    }
+    for (int h = 0; h < 2; h++)
+        if (vany(top[h] > vload(st->m + p + h * VL) + vset(SLACK)))
+            move_base(st, t, w, p + h * VL, top[h]);
+    if (exact)
+        weigh(s, w->low, n, st->m + p, st->l + p);
+    else
+        weigh(s, NULL, n, st->m + p, st->l + p);
 }
 
 static void drop_weights(const block_state *st, const block_scratch *w, int p, float *s)
@@ -233,8 +298,8 @@ static void add_odd_value(const block_state *st, const tiles *t, const block_scr
     }
 }
 
-/* Scores become weights, in all panels. */
-static void softmax_tile(block_state *st, const tiles *t, const block_scratch *w,
+/* Scores become weights, in all panels; k as exact_panel has it. */
+static void softmax_tile(block_state *st, const tiles *t, const block_scratch *w, tile_a k,
                          tile_kind kind)
 {
     for (int p = 0; p < st->rb.lanes; p += NR) {
@@ -242,7 +307,7 @@ static void softmax_tile(block_state *st, const tiles *t, const block_scratch *w
         float *s = panel_scores(t, w, p, part);
         const bool done = kind != TILE_PLAIN && kind != TILE_SCALED;
         if (done) scores_apply(&st->sc, p, part, s, NULL);
-        softmax_panel(st, t, w, p, done ? 1.0f : st->sc.factor);
+        softmax_panel(st, t, w, p, k, done ? 1.0f : st->sc.factor);
         if (st->sc.dropout) drop_weights(st, w, p, s);
     }
 }
@@ -309,7 +374,7 @@ static void tile_run(block_state *st, const tiles *t, const block_scratch *w, ti
     tile_a k = load_keys(st, t, w);
     k.ahead = &values;
     scores_product(st, t, w, k);
-    softmax_tile(st, t, w, kind);
+    softmax_tile(st, t, w, k, kind);
     for (int p = 0; t->pairs && p < st->rb.lanes; p += NR) {
         const tile_part part = st->part[p / NR];
         pairs_weights(w->pairs + p * pairs_count(t->bn) + part.first / 2 * NR,
@@ -338,7 +403,7 @@ static void tile_run_few(block_state *st, const tiles *t, const block_scratch *w
         st->part[p / NR] = scores_whole(&st->sc);
     few_locate(&f);
     few_scores(&f, w->q);
-    softmax_tile(st, t, w, kind);
+    softmax_tile(st, t, w, (tile_a){.p = NULL}, kind);
     if (kind == TILE_MASKED || !row_contiguous(&st->rb.c->f.v)) few_copy_values(&f);
     const int odds = kind == TILE_MASKED ? take_odd_values(t, w, f.n, odd) : 0;
     few_output(&f, w->o, st->fresh);

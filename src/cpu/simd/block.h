@@ -13,6 +13,7 @@ typedef struct tiles {
     size_t bias;         /* floats of mask scratch */
     size_t keep;         /* floats of dropout scratch */
     bool pairs;          /* bf16 that is multiplied as it is */
+    bool exact;          /* f32, whose large scores are added up in f64 */
 } tiles;
 
 /* Scratch of one worker, cut from the workspace. On the right: blocks of few rows (few.h). With
@@ -25,6 +26,8 @@ typedef struct block_scratch {
     float *bias;  /* see scores.h */
     float *keep;  /* [bn][NR] */
     float *pairs; /* [bm / NR][bn / 2][NR] weights as words, with tiles.pairs */
+    float *low;   /* [bn][NR] what scores lack, with tiles.exact (scores_exact.c) */
+    float *panel; /* [d][NR] few rows of Q as a panel, with tiles.exact */
 } block_scratch;
 
 /* State after the keys seen so far: o = sum e^(s - m) v and l = sum e^(s - m), per lane. */

@@ -68,6 +68,25 @@ tile_part scores_part(const scores *sc, int lane0);
 #define scores_apply ISA_NAME(scores_apply)
 void scores_apply(const scores *sc, int lane0, tile_part part, float *s, float *tanhs);
 
+/* For scores_exact: a panel of the tile. */
+typedef struct exact_part {
+    tile_part at;
+    const float *k; /* the part's keys, rows ld_k apart */
+    ptrdiff_t ld_k;
+    const float *q; /* [d][NR] */
+    ptrdiff_t d;
+    const int32_t *lanes; /* all bits set, or none: the lanes that are wanted */
+    float *s;             /* [n][NR], after scores_apply */
+    float *low;           /* [n][ld_low] */
+    ptrdiff_t ld_low;
+    float *tanhs; /* as scores_apply; NULL = not wanted */
+} exact_part;
+
+/* The part's scores in f64, as s + low, for the lanes wanted; of the others s stays and low is 0. See
+ * scores_exact.c. */
+#define scores_exact ISA_NAME(scores_exact)
+void scores_exact(const scores *sc, int lane0, const exact_part *part);
+
 /* Which of VL lanes from lane0 on may see key j0 + j of the tile: all bits set, or none. */
 #define scores_allowed ISA_NAME(scores_allowed)
 vi scores_allowed(const scores *sc, int lane0, ptrdiff_t j);

@@ -66,6 +66,18 @@ INLINE vf vmul_alone(vf a, vf b)
 INLINE vf vbits(vi x) { return (vf)x; }
 INLINE vi vint(vf x) { return (vi)x; }
 
+/* Half as many lanes of f64. */
+typedef double vd __attribute__((vector_size(4 * VL)));
+INLINE vd vdset(double x) { return x - (vd){0}; }
+INLINE void vdstore(double *p, vd v) { memcpy(p, &v, sizeof v); }
+INLINE vd vwiden(const float *p)
+{
+    typedef float vf_half __attribute__((vector_size(2 * VL)));
+    vf_half x;
+    memcpy(&x, p, sizeof x);
+    return __builtin_convertvector(x, vd);
+}
+
 /* Lane i of all-ones where mask is set picks a, else b. */
 INLINE vf vselect(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
 
