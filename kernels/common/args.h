@@ -269,6 +269,24 @@ typedef struct products_args {
     int last;          /* does this chunk finish its kv heads? */
 } products_args;
 
+/* sm90/bwd_fused_sm90.cuh. FFPA_KEYS: own K and V, walked Q and dO, out dK and dV; else own Q and dO, walked K and V, out dQ */
+typedef struct fused_args {
+    k_map own1, own2;   /* boxes of 64 rows x 64 columns */
+    k_map walk1, walk2; /* boxes of FFPA_BN rows x 64 columns */
+    k_tensor own[2], walked[2]; /* the same */
+    k_tensor out1, out2;        /* data NULL = not wanted */
+    k_tensor lse;
+    const float *delta; /* [Hq][total_q] */
+    k_sequences seq;
+    k_scores scores;
+    int hq, hk, group;
+    int tiles, heads;   /* lines of 128 own rows of one head; heads that have so many: batch * its heads unless packed */
+    int head_group;     /* of them walked together: their walked rows fit the L2 */
+    float unit;         /* scale * log2(e) */
+    int wide1, wide2;   /* rows of the outputs start at 16 bytes, and have a multiple of 8 columns */
+    int joins;          /* delta is there already, and the launch before is to be waited for at the end */
+} fused_args;
+
 #ifdef __cplusplus
 #    define FFPA_ARGS_SIZE(type, bytes) static_assert(sizeof(type) == (bytes), "args.h: " #type)
 #else
@@ -293,6 +311,7 @@ FFPA_ARGS_SIZE(renorm_args, 208);
 FFPA_ARGS_SIZE(gemm_args, 272);
 FFPA_ARGS_SIZE(pds90_args, 896);
 FFPA_ARGS_SIZE(products_args, 1280);
+FFPA_ARGS_SIZE(fused_args, 1088);
 FFPA_ARGS_SIZE(dmask_args, 224);
 FFPA_ARGS_SIZE(dsink_args, 192);
 #undef FFPA_ARGS_SIZE

@@ -132,6 +132,10 @@ FFPA_DEVICE u32 lds32(u32 addr)
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(addr) : "memory");
     return x;
 }
+FFPA_DEVICE void lds64(float (&x)[2], u32 addr)
+{
+    asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(x[0]), "=f"(x[1]) : "r"(addr) : "memory");
+}
 FFPA_DEVICE u32 lds16(u32 addr)
 {
     u16 x;

@@ -97,4 +97,10 @@ FFPA_SHAPE int products_shared_bytes(int columns)
     return (products_stages(columns) * products_slot_blocks(columns) + 2 * products_staging_blocks(columns)) * 8192 + 1024;
 }
 
+/* Fused: 128 own rows and a ring of `bn` walked rows, each with two operands; two numbers a walked row; barriers. */
+FFPA_SHAPE int fused_shared_bytes(int d, int dv, int bn, int stages)
+{
+    return 128 * (128 + stages * bn) * (shape_panels(d, 2) + shape_panels(dv, 2)) + stages * bn * 8 + 256;
+}
+
 #endif

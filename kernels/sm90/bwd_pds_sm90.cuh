@@ -185,15 +185,6 @@ FFPA_DEVICE void load_tiles(const pds90_args &a, Shared &sm)
 
 // ---- mathematics
 
-FFPA_DEVICE float low_of(u32 pair)
-{
-    return DTYPE == F16 ? f32_of_f16((u16)pair) : __uint_as_float(pair << 16);
-}
-FFPA_DEVICE float high_of(u32 pair)
-{
-    return DTYPE == F16 ? f32_of_f16((u16)(pair >> 16)) : __uint_as_float(pair & 0xffff0000u);
-}
-
 struct Math {
     u32 wg, full, free, slots, slot, parity;
     u32 staging, base, swizzle;

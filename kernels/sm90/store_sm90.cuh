@@ -5,6 +5,15 @@
 
 FFPA_DEVICE u32 pack2(float x, float y) { return DTYPE == F16 ? pack_f16(x, y) : pack_bf16(x, y); }
 
+FFPA_DEVICE float low_of(u32 pair)
+{
+    return DTYPE == F16 ? f32_of_f16((u16)pair) : __uint_as_float(pair << 16);
+}
+FFPA_DEVICE float high_of(u32 pair)
+{
+    return DTYPE == F16 ? f32_of_f16((u16)(pair >> 16)) : __uint_as_float(pair & 0xffff0000u);
+}
+
 // Lane q of four holds word q of four 16-byte groups; afterwards it holds the four words of group q.
 FFPA_DEVICE void quad_transpose(u32 (&x)[4], int q)
 {

@@ -90,6 +90,10 @@ bool backward_delta_aligned(const problem *p);
 /* Bytes of a part with the gap behind it. */
 size_t backward_padded(uint64_t bytes);
 
+/* What a run is about; delta and the gradient of sinks are enqueued. `own`'s choice begins with a backward_choice. */
+ffpa_status backward_begin(backward_pass *r, const ffpa_plan *plan, const cuda_plan *own,
+                           const call *c, char *workspace, const k_map *maps);
+
 /* Enqueue everything, chunk by chunk. */
 ffpa_status backward_enqueue(const ffpa_plan *plan, const cuda_plan *own, const call *c,
                              char *workspace, const backward_stages *stages, const k_map *maps);

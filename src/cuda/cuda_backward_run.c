@@ -165,24 +165,31 @@ static ffpa_status run_chunk(backward_pass *r, const backward_stages *stages, in
     return x->dmask >= 0 ? run_dmask(r) : FFPA_OK;
 }
 
+ffpa_status backward_begin(backward_pass *r, const ffpa_plan *plan, const cuda_plan *own,
+                           const call *c, char *workspace, const k_map *maps)
+{
+    *r = (backward_pass){.prob = &plan->prob,
+                         .own = own,
+                         .x = own->choice,
+                         .c = c,
+                         .workspace = workspace,
+                         .maps = maps,
+                         .seq = args_sequences(&plan->prob, c),
+                         .scores = args_scores(c),
+                         .dropout = args_dropout(c),
+                         .hq = (int)c->f.q.shape[1],
+                         .hk = (int)c->f.k.shape[1]};
+    if (r->hq == 0) return FFPA_OK;
+    r->group = r->hq / r->hk;
+    TRY(run_delta(r));
+    return r->x->dsink >= 0 ? run_dsink(r) : FFPA_OK;
+}
+
 ffpa_status backward_enqueue(const ffpa_plan *plan, const cuda_plan *own, const call *c,
                              char *workspace, const backward_stages *stages, const k_map *maps)
 {
-    backward_pass r = {.prob = &plan->prob,
-                       .own = own,
-                       .x = own->choice,
-                       .c = c,
-                       .workspace = workspace,
-                       .maps = maps,
-                       .seq = args_sequences(&plan->prob, c),
-                       .scores = args_scores(c),
-                       .dropout = args_dropout(c),
-                       .hq = (int)c->f.q.shape[1],
-                       .hk = (int)c->f.k.shape[1]};
-    if (r.hq == 0) return FFPA_OK;
-    r.group = r.hq / r.hk;
-    TRY(run_delta(&r));
-    if (r.x->dsink >= 0) TRY(run_dsink(&r));
+    backward_pass r;
+    TRY(backward_begin(&r, plan, own, c, workspace, maps));
     for (int h0 = 0; h0 < r.hq; h0 += r.x->heads) {
         int t0 = 0;
         do { /* at least once: without any query the keys' gradients are zeros, which must be written */

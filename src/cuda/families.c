@@ -1,6 +1,7 @@
 /* families.c - the table, and asking it. */
 #include "cuda/families.h"
 
+#include "cuda/bwd_fused_sm90.h"
 #include "cuda/bwd_sm90.h"
 #include "cuda/cuda_backend.h"
 #include "cuda/cuda_backward.h"
@@ -21,6 +22,8 @@ const family FAMILIES[] = {
      spill_choose, spill_run, true},
     {"sm80", FFPA_FORWARD, 80, 999, forward_supports, NULL, sizeof(forward_choice),
      forward_choose, forward_run, false},
+    {"sm90_fused", FFPA_BACKWARD, 90, 90, fused_supports, NULL, sizeof(fused_choice),
+     fused_choose, fused_run, true},
     {"sm90", FFPA_BACKWARD, 90, 90, backward_sm90_supports, NULL, sizeof(backward_choice),
      backward_sm90_choose, backward_sm90_run, true},
     {"sm80", FFPA_BACKWARD, 80, 999, backward_supports, NULL, sizeof(backward_choice),

@@ -21,6 +21,7 @@ static const struct {
     {"sm_90a", "fwd,bf16,b8h32k4,q1k32768,d512"},
     {"sm_90a", "fwd,bf16,b2h8k2,q1k3000,d128,varlen=3000+17,page16"},
     {"sm_90a", "bwd,bf16,b1h32,q8192k8192,d512,causal"},
+    {"sm_90a", "bwd,bf16,b2h32k8,q4096k4096,d128,causal"},
     {"sm_90a", "bwd,bf16,b1h8k2,q1000k1000,d320,mask=f32:qk,sink,dropout0.1"},
     {"sm_90a", "bwd,f32,b3h4,q700k700,d64,varlen=700+5+300"},
     {"sm_89", "fwd,bf16,b1h32,q8192k8192,d512"},
