@@ -74,13 +74,13 @@ static void products_of_other_width_are_another_launch(void **state)
 static void only_what_is_asked_for_is_computed(void **state)
 {
     device_call c;
-    device_call_make(&c, "bwd,bf16,b1h2,q300k300,d64", 0);
+    device_call_make(&c, "bwd,bf16,b1h2,q300k300,d64,alibi", 0);
     c.g.dk = c.g.dq = (ffpa_tensor){.data = NULL};
     assert_ok(backward(*state, &c));
     products_args g = products_of(&FAKE.launches[2]);
     assert_true(g.order[0] == 0 && g.order[1] == -1);
     FAKE.launch_count = 0;
-    device_call_make(&c, "bwd,bf16,b1h2,q300k3000,d64", 0);
+    device_call_make(&c, "bwd,bf16,b1h2,q300k3000,d64,alibi", 0);
     c.g.dv = (ffpa_tensor){.data = NULL};
     assert_ok(backward(*state, &c));
     g = products_of(&FAKE.launches[2]);
@@ -138,12 +138,12 @@ static void chunks_cover_everything_once_within_the_limit(void **state)
     static const struct {
         const char *problem;
         int lines;
-    } cases[] = {{"bwd,bf16,b1h8k2,q4096k4096,d64", 32},
+    } cases[] = {{"bwd,bf16,b1h8k2,q4096k4096,d64,alibi", 32},
                  {"bwd,bf16,b1h6k2,q4096k4096,d448,causal", 32},
                  {"bwd,bf16,b2h6k2,q3000k3500,d448,causal", 48},
                  {"bwd,bf16,b1h6k1,q4096k2000,d448,win500:100", 32},
                  {"bwd,bf16,b1h2k1,q5000k16384,d320", 40},
-                 {"bwd,bf16,b2h3k3,q2048k4000,d128", 32}};
+                 {"bwd,bf16,b2h3k3,q2048k4000,d128,alibi", 32}};
     device_call c;
     for (size_t i = 0; i < COUNT(cases); i++)
         for (size_t limit = (size_t)64 << 20; limit <= (size_t)1 << 30; limit *= 2) {
@@ -183,7 +183,7 @@ static void chunks_of_causal_rows_are_of_equal_size(void **state)
 static void packed_sequences_need_no_lengths_on_the_host(void **state)
 {
     device_call c;
-    device_call_make(&c, "bwd,bf16,b3h4k2,q700k700,d128,causal,varlen=700+5+300", 0);
+    device_call_make(&c, "bwd,bf16,b3h4k2,q700k700,d192,causal,varlen=700+5+300", 0);
     assert_ok(backward(*state, &c));
     const products_args g = products_of(&FAKE.launches[2]);
     assert_ptr_equal(g.seq.cu_q, c.varlen.cu_q);
@@ -193,7 +193,7 @@ static void packed_sequences_need_no_lengths_on_the_host(void **state)
 
 static void every_call_may_fail(void **state)
 {
-    check_every_call_may_fail(*state, "bwd,bf16,b1h8k2,q4096k4096,d64", (size_t)64 << 20);
+    check_every_call_may_fail(*state, "bwd,bf16,b1h8k2,q4096k4096,d64,alibi", (size_t)64 << 20);
 }
 
 static void the_host_needs_microseconds(void **state)

@@ -87,19 +87,21 @@ static void forward(sample *t, const char *family, const char *name)
 }
 
 /* The family has no forward, so the planner chooses both; it prefers this one wherever it can. */
-static void backward(sample *t, const char *name)
+static void backward(sample *t, const char *family, const char *name)
 {
     bool wanted;
     if (!on_gpu("cuda", &wanted))
         judge_elsewhere(t, name);
     else if (wanted) {
-        ffpa_context *hopper = judge_context("cuda/sm90", NULL, 2);
+        char path[64];
+        snprintf(path, sizeof path, "%s/backward", family);
+        ffpa_context *hopper = judge_context(family, NULL, 2);
         const ffpa_report r = asked(hopper, t);
         ffpa_context_destroy(hopper);
         if (strstr(r.refusals, "not for compute capability"))
-            print_message("cuda/sm90: no such GPU\n");
+            print_message("%s: no such GPU\n", family);
         else
-            judge_by(t, "cuda", "cuda/sm90/backward", name);
+            judge_by(t, "cuda", path, name);
     }
     sample_free(t);
 }
@@ -264,30 +266,87 @@ static void spill(void **state)
 
 static void gradients(void **state)
 {
+    static const char family[] = "cuda/sm90";
     (void)state;
-    backward(GRADIENTS(140, 270, 64, 64), "plain");
-    backward(GRADIENTS(140, 270, 512, 512), "widest tiles");
-    backward(GRADIENTS(70, 140, 192, 128), "Dv below D");
-    backward(GRADIENTS(40, 70, 72, 40), "tails");
-    backward(problem(&(form){FFPA_F16, 2, 140, 140, 320, 320, true}), "f16");
+    backward(with_alibi(GRADIENTS(140, 270, 64, 64)), family, "small head");
+    backward(GRADIENTS(140, 270, 512, 512), family, "widest tiles");
+    backward(GRADIENTS(70, 140, 192, 128), family, "Dv below D");
+    backward(GRADIENTS(40, 70, 136, 40), family, "tails");
+    backward(problem(&(form){FFPA_F16, 2, 140, 140, 320, 320, true}), family, "f16");
 }
 
 static void gradients_range(void **state)
 {
+    static const char family[] = "cuda/sm90";
     (void)state;
-    backward(causal(GRADIENTS(140, 270, 128, 128)), "causal");
-    backward(with_window(GRADIENTS(270, 270, 64, 64)), "window");
-    backward(packed(GRADIENTS(150, 180, 128, 128)), "packed");
-    backward(poisoned(GRADIENTS(140, 140, 128, 128)), "NaN");
+    backward(causal(GRADIENTS(140, 270, 192, 192)), family, "causal");
+    backward(with_window(GRADIENTS(270, 270, 136, 136)), family, "window");
+    backward(packed(GRADIENTS(150, 180, 192, 192)), family, "packed");
+    backward(poisoned(GRADIENTS(140, 140, 192, 192)), family, "NaN");
 }
 
 static void gradients_options(void **state)
 {
+    static const char family[] = "cuda/sm90";
     (void)state;
-    backward(with_mask(GRADIENTS(140, 140, 128, 128)), "bool mask");
-    backward(with_softcap(GRADIENTS(140, 140, 128, 128)), "softcap");
-    backward(with_alibi(GRADIENTS(140, 140, 128, 128)), "ALiBi");
-    backward(causal(with_dropout(GRADIENTS(140, 140, 128, 128))), "dropout");
+    backward(with_mask(GRADIENTS(140, 140, 128, 128)), family, "bool mask");
+    backward(with_softcap(GRADIENTS(140, 140, 128, 128)), family, "softcap");
+    backward(with_alibi(GRADIENTS(140, 140, 128, 128)), family, "ALiBi");
+    backward(causal(with_dropout(GRADIENTS(140, 140, 128, 128))), family, "dropout");
+}
+
+/* ---- backward, D up to 128 ----------------------------------------------------------------------------- */
+
+static void fused(void **state)
+{
+    static const char family[] = "cuda/sm90_fused";
+    (void)state;
+    backward(GRADIENTS(140, 270, 64, 64), family, "plain");
+    backward(GRADIENTS(270, 140, 128, 128), family, "widest");
+    backward(GRADIENTS(140, 140, 96, 96), family, "middle");
+    backward(GRADIENTS(40, 70, 72, 40), family, "tails");
+    backward(GRADIENTS(70, 40, 40, 128), family, "Dv above D");
+    backward(problem(&(form){FFPA_F16, 2, 140, 140, 128, 128, true}), family, "f16");
+}
+
+static void fused_range(void **state)
+{
+    static const char family[] = "cuda/sm90_fused";
+    (void)state;
+    backward(causal(GRADIENTS(140, 270, 64, 64)), family, "causal");
+    backward(causal(GRADIENTS(270, 140, 128, 128)), family, "causal, rows without keys");
+    backward(with_window(GRADIENTS(270, 270, 64, 64)), family, "window");
+    backward(packed(GRADIENTS(150, 180, 128, 128)), family, "packed");
+    backward(causal(problem(&(form){FFPA_F16, 2, 140, 140, 96, 96, true})), family, "f16");
+}
+
+/* Element 3 of row `i` in both heads of one operand. */
+static sample *spoiled(sample *t, role which, int64_t i, double value)
+{
+    for (int64_t h = 0; h < t->t[which]->view.shape[1]; h++)
+        tensor_put(t->t[which], 0, h, i, 3, value);
+    return causal(t);
+}
+
+/* Infinity in a key makes scores of -inf, which leave the rest of their rows alone. */
+static sample *with_lost_key(sample *t)
+{
+    for (int64_t h = 0; h < t->spec.hq; h++)
+        for (int64_t i = 0; i < t->spec.nq; i++)
+            tensor_put(t->t[Q], 0, h, i, 3, .5);
+    return spoiled(t, K, 100, -(double)INFINITY);
+}
+
+static void fused_spoiled(void **state)
+{
+    static const char family[] = "cuda/sm90_fused";
+    (void)state;
+    backward(poisoned(GRADIENTS(140, 140, 128, 128)), family, "NaN in V");
+    backward(spoiled(GRADIENTS(140, 140, 64, 64), K, 120, NAN), family, "NaN in K");
+    backward(spoiled(GRADIENTS(140, 140, 128, 128), Q, 20, NAN), family, "NaN in Q");
+    backward(spoiled(GRADIENTS(140, 140, 64, 64), DOUT, 20, INFINITY), family, "Inf in dO");
+    backward(with_lost_key(GRADIENTS(140, 140, 64, 64)), family, "-Inf in K");
+    backward(with_lost_key(GRADIENTS(140, 140, 128, 96)), family, "-Inf in K, wide");
 }
 
 int main(int argc, char **argv)
@@ -303,6 +362,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(gradients),
         cmocka_unit_test(gradients_range),
         cmocka_unit_test(gradients_options),
+        cmocka_unit_test(fused),
+        cmocka_unit_test(fused_range),
+        cmocka_unit_test(fused_spoiled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -179,7 +179,7 @@ static sample *oracle_of_rounded_o(const sample *t, const yardstick *y)
     for (int64_t row = 0; row < n[0] * n[1] * n[2]; row++) {
         double shift = 0;
         for (int64_t at = row * n[3]; at < (row + 1) * n[3]; at++)
-            if (counts(is[at]) && counts(must_be[at]))
+            if (counts(is[at]) && counts(must_be[at]) && isfinite(dout[at]))
                 shift += dout[at] * (is[at] - must_be[at]);
         const int64_t b = row / n[2] / n[1], h = row / n[2] % n[1], i = row % n[2];
         tensor_put(exact->t[DLSE], b, h, i, 0, tensor_at(exact->t[DLSE], b, h, i, 0) - shift);
