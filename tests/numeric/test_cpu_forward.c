@@ -107,7 +107,8 @@ static void causal(trial *t) { t->c.f.causal = FFPA_BOTTOM_RIGHT; }
 
 static void edges_of_rows(void **state)
 {
-    static const int rows[] = {1, 2, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 127, 128, 129, 257};
+    static const int rows[] = {1,  2,  3,  4,  5,  7,  8,   9,   11,  12, 13,
+                               15, 16, 17, 31, 32, 33, 127, 128, 129, 257};
     (void)state;
     for (size_t i = 0; i < COUNT(rows); i++) {
         check((trial_size){1, 1, 1, rows[i], 97, 24, 24}, causal);
@@ -117,8 +118,8 @@ static void edges_of_rows(void **state)
 
 static void edges_of_keys(void **state)
 {
-    static const int keys[] = {1,  2,  5,  6,  7,  11, 12, 13,  23,  25,  31, 32,
-                               33, 63, 64, 65, 95, 96, 97, 191, 192, 193, 289};
+    static const int keys[] = {1,  2,  5,  6,  7,  11, 12, 13,  23,  25,  31,  32,  33,  63,
+                               64, 65, 66, 67, 95, 96, 97, 143, 144, 145, 191, 192, 193, 289};
     (void)state;
     for (size_t i = 0; i < COUNT(keys); i++) {
         check((trial_size){1, 1, 1, 3, keys[i], 33, 20}, causal);
@@ -128,9 +129,10 @@ static void edges_of_keys(void **state)
 
 static void edges_of_columns(void **state)
 {
-    static const int dims[] = {1,  2,   3,   4,   5,   6,   7,   8,   9,  11,
-                               12, 13,  15,  16,  17,  31,  32,  33,  63, 64,
-                               65, 127, 128, 129, 255, 256, 257, 511, 513};
+    static const int dims[] = {1,   2,   3,   4,   5,   6,   7,   8,   9,   11,  12,
+                               13,  15,  16,  17,  23,  24,  25,  31,  32,  33,  47,
+                               48,  49,  63,  64,  65,  71,  73,  95,  97,  127, 128,
+                               129, 143, 145, 191, 193, 255, 256, 257, 511, 513};
     (void)state;
     for (size_t i = 0; i < COUNT(dims); i++) {
         const int other = dims[COUNT(dims) - 1 - i];

@@ -12,23 +12,16 @@ void few_load_q(float *q, const row_block *rb)
     }
 }
 
-/* A few rows of K or V of one dtype, and the rows that are wanted next. */
-enum { MAX_STEP = 6, DOT_KEYS = 3, SUM_KEYS = 6 };
-typedef struct key_rows {
-    const void *row[MAX_STEP];
-    const char *next[MAX_STEP]; /* NULL: none */
-    int32_t dtype;
-} key_rows;
-
-/* Addresses of the rows of n keys from `first` on; those past the last key are the last one's. */
+/* Addresses of the rows of n keys from `first` on, n > 0; those past the last key are the last one's. */
 static void locate(const few_tile *t, const ffpa_tensor *x, int64_t first, const char **row)
 {
     const sequence *s = t->rb->s;
     const int64_t last = t->end - 1, step = x->stride[2] * (int64_t)dtype_bytes(x->dtype);
+    const int64_t most = first + t->n - 1 < last ? first + t->n - 1 : last;
     const char *p = sequence_key(s, x, t->rb->hk, first < last ? first : last);
-    for (int64_t j = first; j < first + t->n; j++) {
+    for (int64_t j = first; j < first + FEW_KEYS; j++) {
         *row++ = p;
-        if (j >= last) continue;
+        if (j >= most) continue;
         p = s->page_size ? sequence_key(s, x, t->rb->hk, j + 1) : p + step;
     }
 }
@@ -36,36 +29,25 @@ static void locate(const few_tile *t, const ffpa_tensor *x, int64_t first, const
 void few_locate(few_tile *t)
 {
     const ffpa_forward_params *f = &t->rb->c->f;
+    t->k_dtype = f->k.dtype;
+    t->v_dtype = f->v.dtype;
     locate(t, &f->k, t->j0, t->row);
-    locate(t, &f->v, t->j0, t->row + t->n);
-    locate(t, &f->k, t->j0 + t->n, t->row + 2 * t->n);
+    locate(t, &f->v, t->j0, t->row + FEW_KEYS);
+    locate(t, &f->k, t->j0 + t->n, t->row + 2 * FEW_KEYS);
 }
 
-/* Bytes from a row to the one that is fetched meanwhile: memory takes longer than a few rows of work. */
-enum { AHEAD_BYTES = 32768 };
-
-/* Rows j .. j + count - 1 of the tile in k or v, or in scratch; those past the tile repeat the last. Next
- * come those some rows on. */
-static key_rows rows_at(const few_tile *t, bool values, bool scratch, ptrdiff_t j, int count)
+/* Bring the tile's keys of x into scratch as f32: `row` are theirs from now on. */
+static void copy_rows(few_tile *t, const ffpa_tensor *x, const char **row)
 {
-    const ffpa_tensor *x = values ? &t->rb->c->f.v : &t->rb->c->f.k;
-    const char *const *row = t->row + (values ? t->n : 0);
-    const ptrdiff_t bytes = x->shape[3] * (x->dtype == FFPA_F32 ? 4 : 2);
-    const ptrdiff_t near = bytes > 0 ? AHEAD_BYTES / bytes : t->n;
-    const ptrdiff_t far = near > count ? near : count, ahead = far < t->n ? far : t->n;
-    key_rows rows = {.dtype = scratch ? FFPA_F32 : x->dtype};
-    for (int i = 0; i < count; i++) {
-        const ptrdiff_t key = j + i < t->n ? j + i : t->n - 1;
-        rows.row[i] = scratch ? (const void *)(t->scratch + key * t->ld) : row[key];
-        rows.next[i] = row[key + ahead];
-    }
-    return rows;
+    rows_load_keys(t->scratch, t->ld, t->rb, x, t->j0, t->n);
+    for (ptrdiff_t j = 0; j < FEW_KEYS; j++)
+        row[j] = (const char *)(t->scratch + (j < t->n ? j : t->n - 1) * t->ld);
 }
 
-/* Bring `n` elements from column i on of a row that is wanted next into cache, NULL being none. */
-INLINE void prefetch_row(const char *row, const ptrdiff_t size, ptrdiff_t i, const ptrdiff_t n)
+/* Bring `n` elements from column i on of a row that is wanted next into cache. */
+INLINE void fetch(const char *row, const ptrdiff_t size, ptrdiff_t i, const ptrdiff_t n)
 {
-    for (ptrdiff_t byte = 0; row && byte < n * size; byte += 64)
+    UNROLL for (ptrdiff_t byte = 0; byte < n * size; byte += 64)
         prefetch(row + i * size + byte);
 }
 
@@ -86,7 +68,12 @@ INLINE vf load_first(const void *p, const int32_t dtype, ptrdiff_t i, ptrdiff_t 
 
 /* ---- scores ---- */
 
-enum { DOT_ROWS = 4 }; /* with three keys 12 accumulators: more than hide the latency of one */
+enum {
+    DOT_KEYS = 3,
+    DOT_ROWS = 4, /* 12 accumulators: more than hide the latency of one */
+    DOT_STEP =
+        4 * VL /* columns of a step: few enough steps for the end of the loop to be foreseen */
+};
 
 /* Add the products of VL columns of `rows` rows, ld apart, and of the keys. */
 INLINE void dot_add(const int rows, const vf x[DOT_KEYS], const float *q, ptrdiff_t ld,
@@ -99,13 +86,28 @@ INLINE void dot_add(const int rows, const vf x[DOT_KEYS], const float *q, ptrdif
     }
 }
 
+/* Rows of K, those that are fetched meanwhile, and rows of Q, few_stride(d) apart. */
+typedef struct dot_rows {
+    const char *key[DOT_KEYS], *next[DOT_KEYS];
+    const float *q;
+    ptrdiff_t d;
+} dot_rows;
+
+/* The same for columns i .. i + VL - 1. */
+INLINE void dot_lanes(const int rows, const int32_t dtype, const dot_rows *k, ptrdiff_t i,
+                      vf acc[DOT_ROWS][DOT_KEYS])
+{
+    vf x[DOT_KEYS];
+    UNROLL for (int j = 0; j < DOT_KEYS; j++) x[j] = vkeep(load_lanes(k->key[j], dtype, i));
+    dot_add(rows, x, k->q + i, few_stride(k->d), acc);
+}
+
 /* s[j][r] = <q row r, key j>, 0 for r >= rows, in chains of TILE_CHAIN additions as in tile_dots; rows and dtype
  * are constants wherever this is inlined. */
-INLINE void dot_block(const int rows, const int32_t dtype, const key_rows *keys, const float *q,
-                      ptrdiff_t d, float *s)
+INLINE void dot_block(const int rows, const int32_t dtype, const dot_rows *of, float *s)
 {
-    const ptrdiff_t ld = few_stride(d), size = dtype == FFPA_F32 ? 4 : 2;
-    const key_rows k = *keys;
+    const dot_rows k = *of;
+    const ptrdiff_t d = k.d, size = dtype == FFPA_F32 ? 4 : 2;
     ptrdiff_t i = 0;
     UNROLL for (int j = 0; j < DOT_KEYS; j++) * (vf4 *)(s + j * NR) = (vf4){0};
     do {
@@ -115,17 +117,17 @@ INLINE void dot_block(const int rows, const int32_t dtype, const key_rows *keys,
         {
             acc[n / DOT_KEYS][n % DOT_KEYS] = vzero();
         }
-        for (; i + VL <= end; i += VL) {
-            if (i % NR == 0)
-                UNROLL for (int j = 0; j < DOT_KEYS; j++) prefetch_row(k.next[j], size, i, NR);
-            UNROLL for (int j = 0; j < DOT_KEYS; j++) x[j] =
-                vkeep(load_lanes(k.row[j], dtype, i));
-            dot_add(rows, x, q + i, ld, acc);
+        for (; i + DOT_STEP <= end; i += DOT_STEP) {
+            UNROLL for (int j = 0; j < DOT_KEYS; j++) fetch(k.next[j], size, i, DOT_STEP);
+            UNROLL for (int n = 0; n < DOT_STEP; n += VL)
+                dot_lanes(rows, dtype, &k, i + n, acc);
         }
+        for (; i + VL <= end; i += VL)
+            dot_lanes(rows, dtype, &k, i, acc);
         if (i < end) { /* only at the last columns; q has zeros past them */
             UNROLL for (int j = 0; j < DOT_KEYS; j++) x[j] =
-                load_first(k.row[j], dtype, i, end - i);
-            dot_add(rows, x, q + i, ld, acc);
+                load_first(k.key[j], dtype, i, end - i);
+            dot_add(rows, x, k.q + i, few_stride(d), acc);
         }
         UNROLL for (int j = 0; j < DOT_KEYS; j++)
         {
@@ -135,12 +137,12 @@ INLINE void dot_block(const int rows, const int32_t dtype, const key_rows *keys,
     } while (i < d);
 }
 
-typedef void dot_fn(const key_rows *k, const float *q, ptrdiff_t d, float *s);
+typedef void dot_fn(const dot_rows *k, float *s);
 
-#define DOT(rows, dtype)                                                                       \
-    static void dot_##rows##_##dtype(const key_rows *k, const float *q, ptrdiff_t d, float *s) \
-    {                                                                                          \
-        dot_block(rows, dtype, k, q, d, s);                                                    \
+#define DOT(rows, dtype)                                          \
+    static void dot_##rows##_##dtype(const dot_rows *k, float *s) \
+    {                                                             \
+        dot_block(rows, dtype, k, s);                             \
     }
 #define DOTS(rows)      \
     DOT(rows, FFPA_F32) \
@@ -161,24 +163,22 @@ static int dtype_column(int32_t dtype)
     return dtype == FFPA_F32 ? 0 : dtype == FFPA_F16 ? 1 : 2;
 }
 
-/* Scores of keys j .. j + DOT_KEYS - 1 of the tile, for all rows. Each pass over the keys fetches some of the
- * rows that are wanted next. */
-static void score_keys(const few_tile *t, const float *q, ptrdiff_t j, const key_rows *k)
+/* Scores of keys j .. j + DOT_KEYS - 1 of the tile, for all rows. */
+static void score_keys(const few_tile *t, const float *q, ptrdiff_t j)
 {
     static dot_fn *const dots[DOT_ROWS][3] = {DOT_NAMES(1), DOT_NAMES(2), DOT_NAMES(3),
                                               DOT_NAMES(4)};
-    const row_block *rb = t->rb;
-    const ptrdiff_t d = rb->c->f.q.shape[3];
-    const int passes = (rb->rows + DOT_ROWS - 1) / DOT_ROWS;
+    const ptrdiff_t d = t->rb->c->f.q.shape[3];
+    const int all = t->rb->rows, passes = (all + DOT_ROWS - 1) / DOT_ROWS;
     for (int pass = 0; pass < passes; pass++) {
-        const int r0 = pass * DOT_ROWS;
-        const int rows = rb->rows - r0 < DOT_ROWS ? rb->rows - r0 : DOT_ROWS;
-        key_rows turn = *k;
-        for (int i = 0; i < DOT_KEYS; i++)
-            if (i % passes != pass) turn.next[i] = NULL;
-        dots[rows - 1][dtype_column(k->dtype)](&turn, q + r0 * few_stride(d), d,
-                                               t->s + r0 / NR * NR * t->panel_keys + j * NR +
-                                                   r0 % NR);
+        const int r0 = pass * DOT_ROWS, rows = all - r0 < DOT_ROWS ? all - r0 : DOT_ROWS;
+        dot_rows k = {.q = q + r0 * few_stride(d), .d = d};
+        for (int i = 0; i < DOT_KEYS; i++) { /* each pass fetches some rows of V */
+            k.key[i] = t->row[j + i];
+            k.next[i] = i % passes == pass ? t->row[FEW_KEYS + j + i] : k.key[i];
+        }
+        dots[rows - 1][dtype_column(t->k_dtype)](&k, t->s + r0 / NR * NR * t->panel_keys +
+                                                         j * NR + r0 % NR);
     }
 }
 
@@ -191,102 +191,144 @@ static void clear_lanes(const few_tile *t)
             *(vf4 *)(t->s + lane / NR * NR * t->panel_keys + j * NR + lane % NR) = (vf4){0};
 }
 
-void few_scores(const few_tile *t, const float *q)
+void few_scores(few_tile *t, const float *q)
 {
     const ffpa_tensor *k = &t->rb->c->f.k;
-    const bool scratch = !row_contiguous(k);
-    if (scratch) rows_load_keys(t->scratch, t->ld, t->rb, k, t->j0, t->n);
-    clear_lanes(t);
-    for (ptrdiff_t j = 0; j < t->n; j += DOT_KEYS) {
-        const key_rows rows = rows_at(t, false, scratch, j, DOT_KEYS);
-        score_keys(t, q, j, &rows);
+    if (!row_contiguous(k)) {
+        copy_rows(t, k, t->row);
+        t->k_dtype = FFPA_F32;
     }
+    clear_lanes(t);
+    for (ptrdiff_t j = 0; j < t->n; j += DOT_KEYS)
+        score_keys(t, q, j);
 }
 
 /* ---- output ---- */
 
-/* o[r] += sum over `keys` rows of weight * value; keys and dtype are constants where inlined. */
-INLINE void sum_block(const int keys, const int32_t dtype, const key_rows *v, const few_tile *t,
-                      const float *weights, float *o)
+enum { SUM_ROWS = 4, SUM_VECTORS = 3 }; /* 12 accumulators, as above */
+
+/* Rows to fetch meanwhile, one after the other as memory likes it, `step` bytes at a time, two lines at most. */
+typedef struct rows_ahead {
+    const char *const *row;
+    const char *at, *end; /* of the present row */
+    ptrdiff_t bytes, step, left;
+} rows_ahead;
+
+static rows_ahead ahead_of(const few_tile *t, ptrdiff_t steps)
 {
-    const ptrdiff_t dv = t->rb->c->f.v.shape[3], size = dtype == FFPA_F32 ? 4 : 2;
-    const int rows = t->rb->rows;
-    const float *w[FEW_ROWS]; /* of each row, NR apart */
-    ptrdiff_t d = 0;
-    for (int r = 0; r < rows; r++)
-        w[r] = weights + r / NR * NR * t->panel_keys + r % NR;
-    for (; d + NR <= dv; d += NR) {
-        vf x[SUM_KEYS][2];
-        UNROLL for (int j = 0; j < keys; j++)
+    const ffpa_tensor *k = &t->rb->c->f.k;
+    const char *const *row = t->row + 2 * FEW_KEYS;
+    const ptrdiff_t bytes = k->shape[3] * (ptrdiff_t)dtype_bytes(k->dtype);
+    const ptrdiff_t even = steps > 0 ? t->n * bytes / steps + 1 : 0, most = 128;
+    return (rows_ahead){row, *row, *row + bytes, bytes, even < most ? even : most, t->n - 1};
+}
+
+INLINE void fetch_ahead(rows_ahead *a)
+{
+    prefetch(a->at);
+    prefetch(a->at + 64);
+    a->at += a->step;
+    if (a->at < a->end || a->left == 0) return;
+    a->left--;
+    a->at = *++a->row;
+    a->end = a->at + a->bytes;
+}
+
+/* Rows of V and their weights, NR apart, to be added to rows of O, dv apart. */
+typedef struct value_rows {
+    const char *const *row;
+    const float *weights;
+    ptrdiff_t keys;
+    float *o;
+    ptrdiff_t dv;
+    rows_ahead next;
+} value_rows;
+
+/* Add to columns from d on, `vectors` vectors or the first `part` columns of one, the sum of weight * value. It stays in
+ * registers for all keys. */
+INLINE void sum_columns(const int rows, const int vectors, const int32_t dtype, value_rows *v,
+                        ptrdiff_t d, ptrdiff_t part)
+{
+    vf acc[SUM_ROWS][SUM_VECTORS];
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int i = 0; i < vectors; i++)
+    {
+        const float *p = v->o + r * v->dv + d + i * VL;
+        acc[r][i] = part ? vload_first(p, part) : vload(p);
+    }
+    for (ptrdiff_t j = 0; j < v->keys; j++) {
+        vf x[SUM_VECTORS];
+        fetch_ahead(&v->next);
+        UNROLL for (int i = 0; i < vectors; i++)
         {
-            prefetch_row(v->next[j], size, d, NR);
-            x[j][0] = load_lanes(v->row[j], dtype, d);
-            x[j][1] = load_lanes(v->row[j], dtype, d + VL);
+            x[i] = vkeep(part ? load_first(v->row[j], dtype, d, part)
+                              : load_lanes(v->row[j], dtype, d + i * VL));
         }
-        for (int r = 0; r < rows; r++) {
-            float *row = o + r * dv + d;
-            vf o0 = vload(row), o1 = vload(row + VL);
-            UNROLL for (int j = 0; j < keys; j++)
-            {
-                const vf p = vset(w[r][j * NR]);
-                o0 = vfma(p, x[j][0], o0);
-                o1 = vfma(p, x[j][1], o1);
-            }
-            vstore(row, o0);
-            vstore(row + VL, o1);
+        UNROLL for (int r = 0; r < rows; r++)
+        {
+            const vf weight = vkeep(vset(v->weights[j * NR + r]));
+            UNROLL for (int i = 0; i < vectors; i++) acc[r][i] = vfma(weight, x[i], acc[r][i]);
         }
     }
-    for (; d < dv; d += VL) {
-        const ptrdiff_t n = dv - d < VL ? dv - d : VL;
-        vf x[SUM_KEYS];
-        UNROLL for (int j = 0; j < keys; j++) x[j] = load_first(v->row[j], dtype, d, n);
-        for (int r = 0; r < rows; r++) {
-            vf sum = vload_first(o + r * dv + d, n);
-            UNROLL for (int j = 0; j < keys; j++) sum = vfma(vset(w[r][j * NR]), x[j], sum);
-            vstore_first(o + r * dv + d, sum, n);
-        }
+    UNROLL for (int r = 0; r < rows; r++) UNROLL for (int i = 0; i < vectors; i++)
+    {
+        float *p = v->o + r * v->dv + d + i * VL;
+        if (part)
+            vstore_first(p, acc[r][i], part);
+        else
+            vstore(p, acc[r][i]);
     }
 }
 
-typedef void sum_fn(const key_rows *v, const few_tile *t, const float *weights, float *o);
+/* o[r] += sum over the keys of weight * value; rows and dtype are constants wherever this is inlined. */
+INLINE void sum_block(const int rows, const int32_t dtype, value_rows *of)
+{
+    value_rows v = *of;
+    ptrdiff_t d = 0;
+    for (; d + SUM_VECTORS * VL <= v.dv; d += SUM_VECTORS * VL)
+        sum_columns(rows, SUM_VECTORS, dtype, &v, d, 0);
+    for (; d + VL <= v.dv; d += VL)
+        sum_columns(rows, 1, dtype, &v, d, 0);
+    if (d < v.dv) sum_columns(rows, 1, dtype, &v, d, v.dv - d);
+    of->next = v.next;
+}
 
-#define SUM(keys, dtype)                                                   \
-    static void sum_##keys##_##dtype(const key_rows *v, const few_tile *t, \
-                                     const float *weights, float *o)       \
-    {                                                                      \
-        sum_block(keys, dtype, v, t, weights, o);                          \
-    }
-#define SUMS(keys)      \
-    SUM(keys, FFPA_F32) \
-    SUM(keys, FFPA_F16) \
-    SUM(keys, FFPA_BF16)
-#define SUM_NAMES(keys)                                                      \
+typedef void sum_fn(value_rows *v);
+
+#define SUM(rows, dtype) \
+    static void sum_##rows##_##dtype(value_rows *v) { sum_block(rows, dtype, v); }
+#define SUMS(rows)      \
+    SUM(rows, FFPA_F32) \
+    SUM(rows, FFPA_F16) \
+    SUM(rows, FFPA_BF16)
+#define SUM_NAMES(rows)                                                      \
     {                                                                        \
-        sum_##keys##_FFPA_F32, sum_##keys##_FFPA_F16, sum_##keys##_FFPA_BF16 \
+        sum_##rows##_FFPA_F32, sum_##rows##_FFPA_F16, sum_##rows##_FFPA_BF16 \
     }
 
 SUMS(1)
 SUMS(2)
 SUMS(3)
 SUMS(4)
-SUMS(5)
-SUMS(6)
 
 void few_copy_values(few_tile *t)
 {
-    t->copied = true;
-    rows_load_keys(t->scratch, t->ld, t->rb, &t->rb->c->f.v, t->j0, t->n);
+    copy_rows(t, &t->rb->c->f.v, t->row + FEW_KEYS);
+    t->v_dtype = FFPA_F32;
 }
 
 void few_output(const few_tile *t, float *o, bool fresh)
 {
-    static sum_fn *const sums[SUM_KEYS][3] = {SUM_NAMES(1), SUM_NAMES(2), SUM_NAMES(3),
-                                              SUM_NAMES(4), SUM_NAMES(5), SUM_NAMES(6)};
-    const ffpa_tensor *v = &t->rb->c->f.v;
-    if (fresh) memset(o, 0, (size_t)(t->rb->rows * v->shape[3]) * sizeof *o);
-    for (ptrdiff_t j = 0; j < t->n; j += SUM_KEYS) {
-        const int keys = t->n - j < SUM_KEYS ? (int)(t->n - j) : SUM_KEYS;
-        const key_rows rows = rows_at(t, true, t->copied, j, keys);
-        sums[keys - 1][dtype_column(rows.dtype)](&rows, t, t->s + j * NR, o);
+    static sum_fn *const sums[SUM_ROWS][3] = {SUM_NAMES(1), SUM_NAMES(2), SUM_NAMES(3),
+                                              SUM_NAMES(4)};
+    const ptrdiff_t dv = t->rb->c->f.v.shape[3];
+    const int all = t->rb->rows, passes = (all + SUM_ROWS - 1) / SUM_ROWS;
+    if (fresh) memset(o, 0, (size_t)(all * dv) * sizeof *o);
+    value_rows v = {.row = t->row + FEW_KEYS, .keys = t->n, .dv = dv};
+    v.next = ahead_of(t, passes * (dv / (SUM_VECTORS * VL)) * t->n);
+    for (int pass = 0; pass < passes; pass++) {
+        const int r0 = pass * SUM_ROWS, rows = all - r0 < SUM_ROWS ? all - r0 : SUM_ROWS;
+        v.weights = t->s + r0 / NR * NR * t->panel_keys + r0 % NR;
+        v.o = o + r0 * dv;
+        sums[rows - 1][dtype_column(t->v_dtype)](&v);
     }
 }

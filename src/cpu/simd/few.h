@@ -16,7 +16,8 @@ enum {
         64, /* fewest keys: below, nothing is gained, and as tiles the scores are bit for bit
                        those that backward computes, so that one key has the weight 1 in both */
     FEW_KEYS =
-        48 /* keys of a tile: whole steps of both products, enough to make the softmax cheap */
+        24 /* keys of a tile: whole steps of the scores, and enough for loops over them to
+                     pay; K of a tile and V of the one before share L2 */
 };
 
 /* A tile of keys for these products. */
@@ -28,9 +29,9 @@ typedef struct few_tile {
     ptrdiff_t ld;
     float *s; /* S^T panels, panel_keys keys apart */
     ptrdiff_t panel_keys;
-    const char
-        *row[3 * FEW_KEYS]; /* as they are read: K of the tile, V of it, K of the next one */
-    bool copied;            /* few_copy_values was called */
+    int32_t k_dtype, v_dtype;      /* of the rows below: f32 when they are in scratch */
+    const char *row[3 * FEW_KEYS]; /* as they are read: K of the tile, V of it, K of the next
+                                       one; past its last key each repeats that */
 } few_tile;
 
 /* Find the rows of the tile that the other members describe. */
@@ -46,7 +47,7 @@ void few_load_q(float *q, const row_block *rb);
 
 /* S^T of the tile; lanes past the last row become 0. */
 #define few_scores ISA_NAME(few_scores)
-void few_scores(const few_tile *t, const float *q);
+void few_scores(few_tile *t, const float *q);
 
 /* V of the tile into scratch, as f32. */
 #define few_copy_values ISA_NAME(few_copy_values)
