@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Fail when a public function lacks its documentation keys, or when a document or a comment points
-at a file or heading that does not exist."""
+"""Fail when a public function lacks its documentation keys, when a document or a comment points at a file or
+heading that does not exist, or when a merge left its marks."""
 import pathlib
 import re
 import subprocess
@@ -54,6 +54,8 @@ def dead_mentions(root, path, tracked):
     """Paths such as docs/numerics.md or docs/design/0002 in any text; the latter names a file's start."""
     rooms = r"(?:docs|src|include|cli|tests|tools|bench|examples|kernels)"
     for n, line in enumerate((root / path).read_text(errors="replace").splitlines(), 1):
+        if line.startswith(("<" * 7 + " ", ">" * 7 + " ")):
+            yield f"{path}:{n}: the mark of a merge"
         for mention in re.findall(rf"(?<![\w/.\-]){rooms}/[\w./\-]*\w(?![\w*<>{{])", line):
             if not any(t == mention or t.startswith((mention + "/", mention + "-")) for t in tracked):
                 yield f"{path}:{n}: {mention} does not exist"
