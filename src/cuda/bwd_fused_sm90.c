@@ -136,7 +136,7 @@ ffpa_status fused_choose(const problem *p, const cuda_device *device, void *choi
     const bool whole = p->ask.d % 8 == 0;
     backward_start(p, &x->shared);
     backward_choose_layout(p, &x->shared); /* no heads in the workspace: delta only */
-    backward_add_shared(kernels, p, device, &x->shared);
+    TRY(backward_add_shared(kernels, p, device, &x->shared));
     for (int side = 0; side < FUSED_SIDES; side++) {
         fused_side *s = &x->side[side];
         *s = (fused_side){.kernel = -1, .bn = t->bn[side]};
