@@ -62,7 +62,7 @@ def main():
     torch.set_num_threads(arguments.threads)
     builds = [cpu.Ffpa(library, arguments.threads) for library in arguments.libraries]
     print(f"# {cpu.processor()}; {arguments.threads} threads; {time.strftime('%Y-%m-%d')}; "
-          f"{arguments.rounds} rounds: {', '.join(arguments.libraries)}, PyTorch")
+          f"{arguments.rounds} rounds: {', '.join(arguments.libraries)}, PyTorch (of decode: a copy)")
     for case in arguments.case or DEFAULT:
         op, dtype, *sizes = case.split(",")
         heads, n, d = map(int, sizes[:3])

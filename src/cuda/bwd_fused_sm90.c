@@ -45,7 +45,7 @@ static int64_t tiles_of(const problem *p, int side)
 {
     const int64_t n = side == FUSED_KEYS ? p->ask.nk : p->ask.nq;
     const int64_t total = side == FUSED_KEYS ? p->total_k : p->total_q;
-    return packed(p, side) ? tile_lines(p->ask.b, n, total, true, ROWS) : (n + ROWS - 1) / ROWS;
+    return packed(p, side) ? tile_lines(p->ask.b, n, total, true, ROWS) : ceil_div(n, ROWS);
 }
 static int64_t heads_of(const problem *p, int side)
 {
@@ -196,7 +196,7 @@ static ffpa_status run_side(const backward_pass *r, int side, bool joins)
                        .tiles = s->tiles,
                        .heads = s->heads,
                        .head_group = s->head_group,
-                       .unit = (float)(r->scores.scale * 1.4426950408889634),
+                       .unit = log2_scale((double)r->scores.scale),
                        .wide1 = s->wide[0],
                        .wide2 = s->wide[1],
                        .joins = joins};

@@ -39,6 +39,9 @@ score_name score_name_of(const problem *p);
 /* How many of `b` it takes to hold `a`. */
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+/* The scale of scores whose exponentials are powers of 2. */
+static inline float log2_scale(double scale) { return (float)(scale * 1.4426950408889634); }
+
 /* Lines of tiles (kernels/README.md): `rows` tile rows for each row of a sequence. */
 int64_t tile_lines(int64_t batch, int64_t n, int64_t total, bool packed, int64_t tile);
 

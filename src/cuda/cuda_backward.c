@@ -42,12 +42,12 @@ uint64_t backward_line_bytes(const problem *p, const backward_choice *x)
 int64_t backward_keys_of(const problem *p, const backward_choice *x, int t0, int lines)
 {
     const ffpa_problem *a = &p->ask;
-    const int64_t each = (a->nq + ROWS - 1) / ROWS,
+    const int64_t each = ceil_div(a->nq, ROWS),
                   end = t0 + lines; /* dense: lines of a sequence */
     if (x->room == 0 || t0 / each != (end - 1) / each) return x->ld;
     const int64_t row = (end - t0 / each * each) * ROWS - 1;
     const int64_t keys = key_range_of(a, a->nq, a->nk, row < a->nq ? row : a->nq - 1).last;
-    return keys < ROWS ? ROWS : (keys + ROWS - 1) / ROWS * ROWS;
+    return keys < ROWS ? ROWS : ceil_div(keys, ROWS) * ROWS;
 }
 
 int backward_lines_from(const problem *p, const backward_choice *x, int t0)

@@ -187,7 +187,7 @@ ffpa_status fwd_one_choose(const problem *p, const cuda_device *device, void *ch
 static void set_units(fwd_one_args *args)
 {
     const double scale = args->f.scores.scale;
-    args->unit = (float)(scale * 1.4426950408889634);
+    args->unit = log2_scale(scale);
     const double back = args->unit != 0 ? scale / args->unit : 1;
     args->back = (float)back;
     args->back_rest = (float)(back - args->back);

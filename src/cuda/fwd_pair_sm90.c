@@ -162,7 +162,7 @@ ffpa_status pair_run(const ffpa_plan *plan, const cuda_plan *own, const call *c,
                           .tiles = x->tiles};
     args.group = args.hq / (int)f->k.shape[1];
     args.total = args.tiles * args.hq;
-    args.scale_log2 = (float)(call_scale(c) * 1.4426950408889634);
+    args.scale_log2 = log2_scale(call_scale(c));
     TRY(get_maps(own, f, &args));
     TRY(driver_check(drv, drv->cuMemsetD32Async((uintptr_t)workspace, 0, 1, f->stream),
                      "cuMemsetD32Async"));

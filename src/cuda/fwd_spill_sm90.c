@@ -297,7 +297,7 @@ static fwd_spill_args args_of(const spill_choice *x, const call *c, char *worksp
         .nk = (int)f->k.shape[2]
     };
     args.group = args.hq / (int)f->k.shape[1];
-    args.scale_log2 = (float)(call_scale(c) * 1.4426950408889634);
+    args.scale_log2 = log2_scale(call_scale(c));
     return args;
 }
 
