@@ -2,6 +2,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -147,10 +148,42 @@ def test_mixed_devices_name_the_argument():
             call()
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
+
+
+@two_gpus
 def test_device_of_the_tensors_is_used():
     q = torch.randn(1, 2, 30, 64, device="cuda:1")
     assert torch.cuda.current_device() == 0
     out = ffpa.ffpa_attn_func(q, q, q)
     assert out.device.index == 1 and torch.cuda.current_device() == 0
     torch.testing.assert_close(out, SDPA(q, q, q), rtol=1e-3, atol=1e-4)
+
+
+@two_gpus
+@pytest.mark.parametrize("d", [64, 512])
+def test_both_devices_give_the_same_bits(d):
+    inputs = [torch.randn(1, 4, 300, d, device="cuda:0", dtype=torch.bfloat16) for _ in range(4)]
+    results = []
+    for device in ("cuda:0", "cuda:1"):
+        q, k, v, dout = (t.detach().to(device) for t in inputs)
+        leaves = [t.requires_grad_() for t in (q, k, v)]
+        out = ffpa.ffpa_attn_func(*leaves, is_causal=True)
+        results.append([out, *torch.autograd.grad(out, leaves, dout)])
+        assert torch.cuda.current_device() == 0
+    for here, there in zip(*results):
+        assert there.device.index == 1 and here.equal(there.to("cuda:0"))
+
+
+@two_gpus
+def test_threads_use_a_device_each():
+    inputs = torch.randn(1, 4, 500, 128)
+
+    def outputs(device):
+        with torch.cuda.device(device):
+            q = inputs.to(device, torch.bfloat16)
+            return [ffpa.ffpa_attn_func(q, q, q).cpu() for _ in range(20)]
+
+    with ThreadPoolExecutor(2) as pool:
+        here, there = pool.map(outputs, ("cuda:0", "cuda:1"))
+    assert all(a.equal(here[0]) for a in here + there)
