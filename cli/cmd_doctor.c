@@ -50,8 +50,8 @@ static int find_gpu(finding *out)
     out[0] = from_status("driver", status, "an NVIDIA driver with a GPU");
     if (!context) return 1;
     const double begin = seconds_now();
-    ffpa_problem_parse(PROBE, &problem);
-    status = ffpa_explain(context, &problem, &report);
+    status = ffpa_problem_parse(PROBE, &problem);
+    if (status == FFPA_OK) status = ffpa_explain(context, &problem, &report);
     snprintf(text, sizeof text, "%s loaded in %.2f s", report.path, seconds_now() - begin);
     out[1] = from_status("gpu kernel", status, text);
     ffpa_context_destroy(context);
@@ -84,8 +84,8 @@ static finding find_compiler(void)
         f.good = false;
     } else {
         const double begin = seconds_now();
-        ffpa_problem_parse(PROBE, &problem);
-        status = ffpa_prebuild(context, &problem, "sm_90a", folder);
+        status = ffpa_problem_parse(PROBE, &problem);
+        if (status == FFPA_OK) status = ffpa_prebuild(context, &problem, "sm_90a", folder);
         snprintf(text, sizeof text, "NVRTC compiled a kernel for sm_90a in %.2f s",
                  seconds_now() - begin);
         f = from_status("compiler", status, text);

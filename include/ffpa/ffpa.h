@@ -53,7 +53,17 @@ extern "C" {
     X(E_NEWER, 8, "caller uses a field this library version lacks")                              \
     X(E_INTERNAL, 9, "library bug; please report")
 
-typedef enum ffpa_status {
+/* A status that nobody reads draws a warning where the compiler can (Clang, C++17, C23). */
+#if defined(__clang__)
+#    define FFPA_TO_BE_READ __attribute__((warn_unused_result))
+#elif (defined(__cplusplus) && __cplusplus >= 201703L) || \
+    (defined(__STDC_VERSION__) && __STDC_VERSION__ >= 202311L)
+#    define FFPA_TO_BE_READ [[nodiscard]]
+#else
+#    define FFPA_TO_BE_READ
+#endif
+
+typedef enum FFPA_TO_BE_READ ffpa_status {
 #define FFPA_X(name, value, text) FFPA_##name = value,
     FFPA_STATUS_MAP(FFPA_X)
 #undef FFPA_X

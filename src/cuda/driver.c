@@ -39,8 +39,7 @@ static ffpa_status fill_table(driver *d)
 /* A failure to start is the absence of a device, in the driver's words. */
 static ffpa_status start_check(const driver *d, cu_result result, const char *what)
 {
-    if (result == 0) return FFPA_OK;
-    driver_check(d, result, what);
+    if (driver_check(d, result, what) == FFPA_OK) return FFPA_OK;
     char sentence[256];
     snprintf(sentence, sizeof sentence, "%s", ffpa_last_error());
     return fail(FFPA_E_NO_DEVICE, "%s", sentence);
