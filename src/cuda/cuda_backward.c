@@ -135,7 +135,7 @@ void backward_choose_layout(const problem *p, backward_choice *x)
     const uint64_t elements = (uint64_t)x->heads * area * ROWS;
     const uint64_t size = dtype_bytes(a->dtype);
     const int64_t group = a->hk > 0 ? a->hq / a->hk : 1;
-    const uint64_t kv_heads = (uint64_t)((x->heads + group - 1) / group);
+    const uint64_t kv_heads = (uint64_t)ceil_div(x->heads, group);
     size_t end = 0;
     const bool several = x->heads < a->hq || x->rows < x->lines;
     x->dmask_partial = (p->outputs & OUT_DMASK) && several && (a->mask_axes & 7u) != 7u;
@@ -162,7 +162,7 @@ void backward_start(const problem *p, backward_choice *x)
                            .dq = -1,
                            .dmask = -1,
                            .dsink = -1};
-    x->ld = (keys + ROWS - 1) / ROWS * ROWS;
+    x->ld = ceil_div(keys, ROWS) * ROWS;
     x->lines = (int)tile_lines(a->b, a->nq, p->total_q, p->sources & VARLEN_Q, ROWS);
     x->key_lines = (int)tile_lines(a->b, a->nk, p->total_k, p->sources & VARLEN_K, ROWS);
 }
@@ -303,8 +303,8 @@ static int columns_of_tile(const problem *p, const product *g, const cuda_device
         device->shared_optin < 160 * 1024 || p->ask.mask_dtype || !product_aligned(p, g);
     int bn = 64;
     for (int i = p->ask.dtype == FFPA_F32 ? 3 : slim ? 1 : 0; i < 4; i++) {
-        const int64_t tiles = (g->columns + widest[i] - 1) / widest[i];
-        bn = (int)(((g->columns + tiles - 1) / tiles + 63) / 64 * 64);
+        const int64_t tiles = ceil_div(g->columns, widest[i]);
+        bn = (int)(ceil_div(ceil_div(g->columns, tiles), 64) * 64);
         if (g->row_tiles * tiles * 10 >= (int64_t)device->sms * 9) break;
     }
     return bn;
@@ -343,7 +343,7 @@ static void add_products(variant_list *list, const problem *p, const cuda_device
 {
     const ffpa_problem *a = &p->ask;
     const int64_t group = a->hk > 0 ? a->hq / a->hk : 1;
-    const int64_t key_tiles = (x->heads + group - 1) / group * x->key_lines,
+    const int64_t key_tiles = ceil_div(x->heads, group) * x->key_lines,
                   row_tiles = (int64_t)x->heads * x->rows;
     const product dv = {true,     a->dv, p->dout_dtype, p->dv_dtype, p->aligned & ALIGNED_DOUT,
                         key_tiles};

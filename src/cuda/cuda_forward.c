@@ -134,7 +134,7 @@ static void choose_splits(const problem *p, const cuda_device *device, forward_c
     enum { MIN_TILES = 2 };
     const ffpa_problem *a = &p->ask;
     const int64_t blocks = (int64_t)x->heads * x->tiles;
-    const int64_t key_tiles = (a->nk + x->bn - 1) / x->bn;
+    const int64_t key_tiles = ceil_div(a->nk, x->bn);
     const uint64_t part = (uint64_t)a->hq * (uint64_t)p->total_q * ((uint64_t)a->dv + 1) * 4;
     const int64_t wanted = (int64_t)device->sms * (x->bm == DECODE_ROWS ? 2 : 1);
     int64_t splits = blocks > 0 && blocks < wanted ? wanted / blocks : 1;
