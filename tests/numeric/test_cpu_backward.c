@@ -297,10 +297,10 @@ static void any_score(const setting *s)
 CASE(scores_of_any_size, ON_F32 | ON_BF16, 512, any_score)
 
 /* Inputs anew for every seed but 0. */
-static sample *large_sample(const setting *s, int64_t nq, int64_t nk, uint64_t seed)
+static sample *large_sample(int64_t nq, int64_t nk, uint64_t seed)
 {
     sample *t = sample_new(&(sample_spec){
-        .dtype = s->dtype, .hq = 4, .nq = nq, .nk = nk, .d = s->d, .backward = true});
+        .dtype = FFPA_F32, .hq = 4, .nq = nq, .nk = nk, .d = 512, .backward = true});
     for (role r = Q; seed > 0 && r <= DOUT; r++)
         if (r <= V || r == DOUT) tensor_random(t->t[r], &seed, -1, 1);
     return t;
@@ -309,29 +309,30 @@ static sample *large_sample(const setting *s, int64_t nq, int64_t nk, uint64_t s
 /* Scores of tens to hundreds, as without 1/sqrt(D): rows where one key has nearly all of the weight, which must not
  * differ from 1 by what scores or their LSE were rounded by. Few rows, which forward adds up in another order
  * than backward, and tiles of them. Of one set of numbers chance makes a good one or a bad one: several. */
-static void tens_of_score(const setting *s)
+static void scores_of_some_tens(void **state)
 {
+    (void)state;
     static const int64_t shapes[][2] = {{1, 70}, {3, 129}, {8, 64},
                                         {8, 8},  {16, 64}, {16, 200}};
-    if (!fast(s) || judge_on_device(s->path->ctx) || judge_quick())
+    if (judge_on_device(judge_paths()->ctx) || judge_quick())
         return; /* a GPU takes LSE as it is: docs/limits.md */
     for (size_t x = 0; x < COUNT(shapes); x++)
         for (uint64_t seed = 0; seed < 8; seed++) /* 0: as any sample is */
             for (float scale = 4; scale <= 8; scale *= 2) {
-                sample *t = large_sample(s, shapes[x][0], shapes[x][1], seed);
+                sample *t = large_sample(shapes[x][0], shapes[x][1], seed);
                 t->f.scale = scale;
-                judge_sample_on(t, s->path, "scores of some tens");
+                judge_sample(t, "scores of some tens");
                 sample_free(t);
             }
 }
-CASE(scores_of_some_tens, ON_F32, 512, tens_of_score)
 
 /* The same where something is added to scores, caps them or leaves keys out. */
-static void options_at_tens(const setting *s)
+static void options_at_scores_of_some_tens(void **state)
 {
-    if (!fast(s) || judge_on_device(s->path->ctx)) return;
+    (void)state;
+    if (judge_on_device(judge_paths()->ctx)) return;
     for (uint64_t x = 0; x < (judge_quick() ? 7u : 28u); x++) {
-        sample *t = large_sample(s, x % 2 ? 9 : 33, 130, x + 1);
+        sample *t = large_sample(x % 2 ? 9 : 33, 130, x + 1);
         t->f.scale = 8;
         t->f.causal = x % 3 == 0 ? FFPA_BOTTOM_RIGHT : 0;
         if (x % 7 == 1) sample_use_window(t, 40, 20);
@@ -349,11 +350,10 @@ static void options_at_tens(const setting *s)
             tensor_all(sample_put(t, SINK, tensor_new(FFPA_F32, 1, 4, 1, 1, NULL)), 70.1);
             sample_put(t, DSINK, tensor_new(FFPA_F32, 1, 4, 1, 1, NULL));
         }
-        judge_sample_on(t, s->path, "options at scores of some tens");
+        judge_sample(t, "options at scores of some tens");
         sample_free(t);
     }
 }
-CASE(options_at_scores_of_some_tens, ON_F32, 512, options_at_tens)
 
 /* An infinite value among keys whose scores have no digits left after the point: the other columns' gradients
  * are those of equal weights. */
