@@ -78,12 +78,12 @@ static ffpa_status plan_forward(ffpa_plan *plan)
     const layout y = layout_of(plan);
     ffpa_report *r = &plan->report;
     r->workspace_bytes = layout_bytes(&y);
-    r->tile_q = y.t.bm;
-    r->tile_k = y.t.bn;
-    r->tile_d = (int32_t)(y.t.d < TILE_DEPTH ? y.t.d : TILE_DEPTH);
     r->splits = y.splits;
     const problem *p = &plan->prob;
     const bool few = !(p->sources & VARLEN_Q) && y.rows <= FEW_ROWS && p->ask.nk >= MANY_KEYS;
+    r->tile_q = y.t.bm;
+    r->tile_k = few ? FEW_KEYS : y.t.bn;
+    r->tile_d = (int32_t)(few || y.t.d < TILE_DEPTH ? y.t.d : TILE_DEPTH);
     snprintf(r->path, sizeof r->path, "cpu/%s/%s", ISA_TEXT(FFPA_ISA),
              few ? "decode" : "forward");
     r->threads = y.threads;
