@@ -39,20 +39,37 @@ static finding find_cpu(void)
     return f;
 }
 
+/* What the library complains of and goes on after: an entry of the cache that is damaged, a folder it cannot write. */
+typedef struct complaint {
+    char text[450];
+} complaint;
+
+static void keep_complaint(void *user, ffpa_log_level level, const char *line)
+{
+    complaint *last = user;
+    if (level == FFPA_LOG_ERROR) snprintf(last->text, sizeof last->text, "; %s", line);
+}
+
 /* The driver; and, where there is one, a kernel from the cache or compiler to the GPU. */
 static int find_gpu(finding *out)
 {
-    ffpa_status status;
+    complaint last = {""};
+    const ffpa_context_options options = {.struct_size = sizeof options,
+                                          .backend = "cuda",
+                                          .log = keep_complaint,
+                                          .log_user = &last};
     ffpa_problem problem = {.struct_size = sizeof problem};
     ffpa_report report = {.struct_size = sizeof report};
-    char text[200];
-    ffpa_context *context = context_of("cuda", &status);
+    char text[sizeof out->text];
+    ffpa_context *context;
+    ffpa_status status = ffpa_context_create(&options, &context);
     out[0] = from_status("driver", status, "an NVIDIA driver with a GPU");
     if (!context) return 1;
     const double begin = seconds_now();
     status = ffpa_problem_parse(PROBE, &problem);
     if (status == FFPA_OK) status = ffpa_explain(context, &problem, &report);
-    snprintf(text, sizeof text, "%s loaded in %.2f s", report.path, seconds_now() - begin);
+    snprintf(text, sizeof text, "%s loaded in %.2f s%s", report.path, seconds_now() - begin,
+             last.text);
     out[1] = from_status("gpu kernel", status, text);
     ffpa_context_destroy(context);
     return 2;
