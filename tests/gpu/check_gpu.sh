@@ -11,7 +11,7 @@
 #
 # library   problems of several tiles against float64 on the GPU (DIR/error_ratios.csv), graph capture, two devices
 # sanitize  the smallest problem of every kernel under memcheck, racecheck, initcheck and synccheck
-# host      host microseconds of a warm call
+# host      host microseconds of a warm call; seconds of a first one
 # bench     beside PyTorch, in the same process; the table goes to DIR/gpu.csv
 # python    what the Python package adds to a call; python -m ffpa.bench (DIR/ffpa_bench.json, .png); its tests (pytest)
 # cases     the C programs: the case table by id, options, random problems, each call staged between guards
@@ -21,7 +21,7 @@ shopt -s lastpipe # `jobs | many` may say what failed
 from=$PWD
 cd "$(dirname "$0")/../.."
 parts=library,sanitize,host,bench,python,cases backend=cuda build= out= jobs=$(nproc) seconds=460 failed=() summary=()
-declare -A share=([library]=60 [sanitize]=130 [host]=20 [bench]=120 [python]=140 [cases]=200)
+declare -A share=([library]=60 [sanitize]=130 [host]=40 [bench]=120 [python]=140 [cases]=200)
 usage() { sed -n '2,/^set/p' "$0" | sed '$d' && exit 2; }
 while [ $# -gt 0 ]; do
     [ "$1" = --quick ] && export FFPA_TEST_EFFORT=quick && shift && continue

@@ -1,15 +1,18 @@
 /* host_time.c - host microseconds of warm calls on the real driver, and what they consist of. Small problems, so
- * that the GPU keeps up; median of batches, each followed by a wait that is not counted.
+ * that the GPU keeps up; median of batches, each followed by a wait that is not counted. Then what a process waits for
+ * a problem's kernels at first, compiled or from the disk.
  *
  * usage: host_time    (a GPU, NVRTC; prints one line a measurement) */
 #include "base/dynlib.h"
 #include "ffpa/ffpa.h"
 
+#include <dirent.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 enum { BATCHES = 41, CALLS = 50, BYTES = 64 << 20, WORK = 256 << 20 };
 
@@ -167,8 +170,56 @@ static void make(subject *s, int64_t heads, int64_t kv_heads, int64_t nq, int64_
     s->g.workspace_bytes = s->g.workspace_limit_bytes = WORK;
 }
 
+/* ---- first use --------------------------------------------------------------------------------------- */
+
+/* Milliseconds that a fresh context takes to plan the problem, its kernels loaded on the GPU. */
+static double first_plan(const char *folder, const char *text)
+{
+    const ffpa_context_options options = {.struct_size = sizeof options,
+                                          .backend = "cuda",
+                                          .cache_dir = folder,
+                                          .cache_mode = "on"};
+    ffpa_problem problem = {.struct_size = sizeof problem};
+    ffpa_report report = {.struct_size = sizeof report};
+    ffpa_context *ctx;
+    if (ffpa_context_create(&options, &ctx) || ffpa_problem_parse(text, &problem)) stop(text);
+    const double start = now_us();
+    if (ffpa_explain(ctx, &problem, &report)) stop(text);
+    const double end = now_us();
+    ffpa_context_destroy(ctx);
+    return (end - start) * 1e-3;
+}
+
+static void measure_first(const char *text)
+{
+    char folder[] = "/tmp/ffpa_host_time_XXXXXX", path[400];
+    int kernels = 0;
+    if (!mkdtemp(folder)) stop(folder);
+    const double compiled = first_plan(folder, text), loaded = first_plan(folder, text);
+    DIR *entries = opendir(folder);
+    for (struct dirent *e; entries && (e = readdir(entries));) {
+        if (e->d_name[0] == '.') continue;
+        snprintf(path, sizeof path, "%s/%s", folder, e->d_name);
+        kernels += unlink(path) == 0;
+    }
+    if (entries) closedir(entries);
+    rmdir(folder);
+    printf("first plan of %s (kernels: %d): %.2f s compiled, %.2f ms from the disk\n", text,
+           kernels, compiled * 1e-3, loaded);
+}
+
 int main(void)
 {
+    static const char *const first[] = {
+        "fwd,bf16,b1h1,q64k64,d64",
+        "fwd,bf16,b1h32,q8192k8192,d128,causal",
+        "fwd,bf16,b1h32,q8192k8192,d512",
+        "fwd,bf16,b1h32,q8192k8192,d1024",
+        "fwd,bf16,b8h32k4,q1k32768,d512",
+        "fwd,f32,b1h8,q4096k4096,d512,causal",
+        "fwd,bf16,b1h8,q4096k4096,d512,causal,softcap30,alibi,sink,dropout0.1",
+        "bwd,bf16,b1h32,q8192k8192,d64,causal",
+        "bwd,bf16,b1h32,q8192k8192,d512"};
     ffpa_context_options options = {.struct_size = sizeof options, .backend = "cuda"};
     static subject small, decode;
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -186,6 +237,8 @@ int main(void)
     measure("forward d64, 1 kernel", forward, &small);
     measure("forward decode d512, split, 2 kernels", forward, &decode);
     measure("backward d64, 5 kernels", backward, &small);
+    for (size_t i = 0; i < sizeof first / sizeof first[0]; i++)
+        measure_first(first[i]);
     ffpa_plan_destroy(small.plan);
     ffpa_context_destroy(small.ctx);
     return 0;
