@@ -356,6 +356,21 @@ FFPA_DEVICE u32 rows_seeing(const fwd_args &a, const Work &w, int j)
     return seen;
 }
 
+// For which of this thread's rows does dropout keep the weight of key j? Bit 2 m + half.
+FFPA_DEVICE u32 rows_keeping(const fwd_args &a, const Work &w, int j)
+{
+    const DropKey key = drop_key(a.dropout);
+    u32 kept = 0;
+#pragma unroll
+    for (int m = 0; m < MT * 2; m++) {
+        const int r = row_of(m / 2, m % 2), in = w.row + r < w.rows ? r : 0;
+        bool keeps[2];
+        drop_keeps2(key, w.seq.s * a.hq + head_of(a, w, in), token_of(a, w, in), j & ~1, keeps);
+        kept |= (u32)(j & 1 ? keeps[1] : keeps[0]) << m;
+    }
+    return kept;
+}
+
 // After the last tile, and only if guard_scan found some: the NaN and Inf of V for the rows that see their keys.
 FFPA_DEVICE void guard_add(const fwd_args &a, const Work &w, OTile &o)
 {
@@ -363,7 +378,7 @@ FFPA_DEVICE void guard_add(const fwd_args &a, const Work &w, OTile &o)
     for (int j = w.tile * BN; j < w.end * BN && j < w.seq.nk; j++) {
         if (!guarded(w, j / BN)) continue;
         const char *row = key_row(w.v, a.seq, j);
-        const u32 seen = rows_seeing(a, w, j);
+        const u32 seen = rows_seeing(a, w, j), kept = FFPA_DROPOUT ? rows_keeping(a, w, j) : ~0u;
         const i64 sd = opaque(w.v.sd);
 #pragma unroll
         for (int n = 0; n < OG * 4; n++) {
@@ -372,7 +387,8 @@ FFPA_DEVICE void guard_add(const fwd_args &a, const Work &w, OTile &o)
             if (fabsf(v) < FFPA_INF) continue;
 #pragma unroll
             for (int m = 0; m < MT * 2; m++)
-                if (seen >> m & 1) o[m / 2][n / 4][n / 2 % 2][m % 2 * 2 + n % 2] += v;
+                if (seen >> m & 1) // a dropped weight is 0, and 0 times Inf is NaN
+                    o[m / 2][n / 4][n / 2 % 2][m % 2 * 2 + n % 2] += kept >> m & 1 ? v : v * 0.0f;
         }
     }
 }

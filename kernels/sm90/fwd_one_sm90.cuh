@@ -363,11 +363,15 @@ FFPA_DEVICE void guard_add(Math &w, const fwd_one_args &a, const Tile &t)
         for (int half = 0; half < 2; half++) {
             const int i = row + 8 * half < last ? row + 8 * half : last;
             if (score(a.f.scores, score_row(a.f.scores, t.seq, t.head, i), 0.0f, j, false) == -FFPA_INF) continue;
+            bool keeps[2] = {true, true};
+            if (FFPA_DROPOUT) drop_keeps2(drop_key(a.f.dropout), t.seq.s * a.f.hq + t.head, i, j & ~1, keeps);
+            const bool kept = j & 1 ? keeps[1] : keeps[0];
 #pragma unroll
             for (int n = 0; n < WIDE / 4; n++) { // columns 8 (n / 2) + 2 (lane & 3) + n % 2
                 const int c = 8 * (n / 2) + 2 * (threadIdx.x & 3) + n % 2;
                 const float x = c < DV ? element_get_alone(from, c, DTYPE) : 0.0f;
-                if (!(fabsf(x) < FFPA_INF)) w.o[4 * (n / 2) + 2 * half + n % 2] += x;
+                if (!(fabsf(x) < FFPA_INF)) // a dropped weight is 0, and 0 times Inf is NaN
+                    w.o[4 * (n / 2) + 2 * half + n % 2] += kept ? x : x * 0.0f;
             }
         }
     }

@@ -154,19 +154,22 @@ static void dropout_with_causal(const setting *s)
 }
 CASE(b53_dropout_with_causal, ON_ALL, 192, dropout_with_causal)
 
-/* A dropped weight is 0, and 0 times NaN or infinity is NaN: unlike a masked key, a dropped one is seen. (A GPU makes
- * infinity of infinity there: docs/limits.md.) */
+/* A dropped weight is 0, and 0 times NaN or infinity is NaN: unlike a masked key, a dropped one is seen. (In f32 the
+ * products of a GPU make NaN of infinity, docs/limits.md: backward is not judged there.) */
 static void dropped_weights_are_zeros(const setting *s)
 {
     const double what[] = {(double)NAN, (double)INFINITY};
+    const bool parts = judge_on_device(s->path->ctx) && s->dtype == FFPA_F32;
     for (size_t x = 0; x < 2 * COUNT(what); x++) {
-        if (judge_on_device(s->path->ctx) && x % 2 == 1) continue;
-        sample *t = sample_new(&(sample_spec){
-            .dtype = s->dtype, .nq = x < 2 ? 60 : 5, .nk = 70, .d = s->d, .backward = true});
+        sample *t = sample_new(&(sample_spec){.dtype = s->dtype,
+                                              .nq = x < 2 ? 60 : 5,
+                                              .nk = 70,
+                                              .d = s->d,
+                                              .backward = x % 2 == 0 || !parts});
         t->f.causal = FFPA_BOTTOM_RIGHT;
         sample_use_dropout(t, .5f, 5, x);
         tensor_put(t->t[V], 0, 0, 40, 3, what[x % 2]);
-        tensor_put(t->t[DOUT], 0, 0, 2, 1, what[x % 2]);
+        if (t->t[DOUT]) tensor_put(t->t[DOUT], 0, 0, 2, 1, what[x % 2]);
         judge_sample_on(t, s->path, "dropped weights");
         sample_free(t);
     }

@@ -119,6 +119,14 @@ static sample *poisoned(sample *t)
     return causal(t);
 }
 
+/* Infinity in a key whose weight dropout takes from some of the rows that see it: NaN there. */
+static sample *dropped(sample *t)
+{
+    tensor_put(t->t[V], 0, 0, 100, 3, INFINITY);
+    sample_use_dropout(t, .5f, 5, 1);
+    return causal(t);
+}
+
 static sample *with_mask(sample *t)
 {
     const int64_t shape[4] = {1, 1, t->spec.nq, t->spec.nk};
@@ -210,6 +218,7 @@ static void one_options(void **state)
     forward(packed(BF16(2, 150, 180, 320, 320)), family, "packed, widest");
     forward(poisoned(BF16(2, 140, 140, 320, 320)), family, "NaN, widest");
     forward(poisoned(BF16(2, 140, 140, 128, 128)), family, "NaN");
+    forward(dropped(BF16(2, 140, 140, 128, 128)), family, "infinity and dropout");
     sample *t = BF16(2, 20, 100, 128, 128);
     sample_use_cache(t, length);
     forward(t, family, "lengths of keys");
@@ -245,6 +254,7 @@ static void pair_options(void **state)
     (void)state;
     forward(with_all(BF16(2, 140, 140, 320, 320)), family, "all options");
     forward(with_mask(BF16(2, 140, 140, 448, 448)), family, "bool mask");
+    forward(dropped(BF16(2, 140, 140, 448, 448)), family, "infinity and dropout");
 }
 
 /* ---- D above ------------------------------------------------------------------------------------------ */
