@@ -69,20 +69,26 @@ INLINE vf load_first(const void *p, const int32_t dtype, ptrdiff_t i, ptrdiff_t 
 /* ---- scores ---- */
 
 enum {
-    DOT_KEYS = 3,
-    DOT_ROWS = 4, /* 12 accumulators: more than hide the latency of one */
+    PASS_ROWS = 8, /* most rows of a pass over the keys: of 1, 2, 3, 4 or 8 */
+    DOT_KEYS = 3,  /* keys of a step */
     DOT_STEP =
         4 * VL /* columns of a step: few enough steps for the end of the loop to be foreseen */
 };
 
+/* Rows of a register tile, by keys of it or vectors of columns: 8 by 1 loads and widens each vector of K or V once, with a
+ * load of Q for each multiply-add; 4 by 3 has fewer loads and 12 accumulators, which is the better one with the
+ * loads and latencies of AVX2. Fewer rows take the 3 as well, for as many chains of additions. */
+enum { TILE_ROWS = VL == 16 ? 8 : 4, TILE_BY = 3 };
+INLINE int tile_by(const int rows) { return rows == 8 ? 1 : TILE_BY; }
+
 /* Add the products of VL columns of `rows` rows, ld apart, and of the keys. */
-INLINE void dot_add(const int rows, const vf x[DOT_KEYS], const float *q, ptrdiff_t ld,
-                    vf acc[DOT_ROWS][DOT_KEYS])
+INLINE void dot_add(const int rows, const int keys, const vf x[TILE_BY], const float *q,
+                    ptrdiff_t ld, vf acc[TILE_ROWS][TILE_BY])
 {
     UNROLL for (int r = 0; r < rows; r++)
     {
-        const vf y = vkeep(vload(q + r * ld));
-        UNROLL for (int j = 0; j < DOT_KEYS; j++) acc[r][j] = vfma(y, x[j], acc[r][j]);
+        const vf y = keys > 1 ? vkeep(vload(q + r * ld)) : vload(q + r * ld);
+        UNROLL for (int j = 0; j < keys; j++) acc[r][j] = vfma(y, x[j], acc[r][j]);
     }
 }
 
@@ -95,46 +101,69 @@ typedef struct dot_rows {
 
 /* The same for columns i .. i + VL - 1. */
 INLINE void dot_lanes(const int rows, const int32_t dtype, const dot_rows *k, ptrdiff_t i,
-                      vf acc[DOT_ROWS][DOT_KEYS])
+                      vf acc[TILE_ROWS][TILE_BY])
 {
-    vf x[DOT_KEYS];
-    UNROLL for (int j = 0; j < DOT_KEYS; j++) x[j] = vkeep(load_lanes(k->key[j], dtype, i));
-    dot_add(rows, x, k->q + i, few_stride(k->d), acc);
+    const int keys = tile_by(rows);
+    vf x[TILE_BY];
+    UNROLL for (int j = 0; j < keys; j++) x[j] = vkeep(load_lanes(k->key[j], dtype, i));
+    dot_add(rows, keys, x, k->q + i, few_stride(k->d), acc);
 }
 
-/* s[j][r] = <q row r, key j>, 0 for r >= rows, in chains of TILE_CHAIN additions as in tile_dots; rows and dtype
- * are constants wherever this is inlined. */
+/* s[j][r] = <q row r, key j>, 0 for r >= rows up to a multiple of 4, for the first tile_by(rows) keys, in chains of
+ * TILE_CHAIN additions as in tile_dots; rows and dtype are constants wherever this is inlined. */
 INLINE void dot_block(const int rows, const int32_t dtype, const dot_rows *of, float *s)
 {
     const dot_rows k = *of;
+    const int keys = tile_by(rows);
     const ptrdiff_t d = k.d, size = dtype == FFPA_F32 ? 4 : 2;
     ptrdiff_t i = 0;
-    UNROLL for (int j = 0; j < DOT_KEYS; j++) * (vf4 *)(s + j * NR) = (vf4){0};
+    UNROLL for (int j = 0; j < keys; j++) UNROLL for (int r = 0; r < rows; r += 4)
+    {
+        *(vf4 *)(s + j * NR + r) = (vf4){0};
+    }
     do {
         const ptrdiff_t end = d - i < TILE_CHAIN * VL ? d : i + TILE_CHAIN * VL;
-        vf acc[DOT_ROWS][DOT_KEYS], x[DOT_KEYS];
-        UNROLL for (int n = 0; n < DOT_ROWS * DOT_KEYS; n++)
+        vf acc[TILE_ROWS][TILE_BY], x[TILE_BY];
+        UNROLL for (int r = 0; r < TILE_ROWS; r++) UNROLL for (int j = 0; j < keys; j++)
         {
-            acc[n / DOT_KEYS][n % DOT_KEYS] = vzero();
+            acc[r][j] = vzero();
         }
         for (; i + DOT_STEP <= end; i += DOT_STEP) {
-            UNROLL for (int j = 0; j < DOT_KEYS; j++) fetch(k.next[j], size, i, DOT_STEP);
+            UNROLL for (int j = 0; j < keys; j++) fetch(k.next[j], size, i, DOT_STEP);
             UNROLL for (int n = 0; n < DOT_STEP; n += VL)
                 dot_lanes(rows, dtype, &k, i + n, acc);
         }
         for (; i + VL <= end; i += VL)
             dot_lanes(rows, dtype, &k, i, acc);
         if (i < end) { /* only at the last columns; q has zeros past them */
-            UNROLL for (int j = 0; j < DOT_KEYS; j++) x[j] =
+            UNROLL for (int j = 0; j < keys; j++) x[j] =
                 load_first(k.key[j], dtype, i, end - i);
-            dot_add(rows, x, k.q + i, few_stride(d), acc);
+            dot_add(rows, keys, x, k.q + i, few_stride(d), acc);
         }
-        UNROLL for (int j = 0; j < DOT_KEYS; j++)
+        UNROLL for (int j = 0; j < keys; j++) UNROLL for (int r = 0; r < rows; r += 4)
         {
-            *(vf4 *)(s + j * NR) += vsum4(acc[0][j], acc[1][j], acc[2][j], acc[3][j]);
+            *(vf4 *)(s + j * NR + r) +=
+                vsum4(acc[r][j], acc[r + 1][j], acc[r + 2][j], acc[r + 3][j]);
         }
         i = end;
     } while (i < d);
+}
+
+/* The same for any rows of a pass and all keys of the step; of several tiles of rows, each fetches some. */
+INLINE void dot_pass(const int rows, const int32_t dtype, const dot_rows *of, float *s)
+{
+    const int tile = rows < TILE_ROWS ? rows : TILE_ROWS, keys = tile_by(tile);
+    UNROLL for (int r = 0; r < rows; r += tile)
+        UNROLL for (int j0 = 0; j0 < DOT_KEYS; j0 += keys)
+    {
+        dot_rows k = {.q = of->q + r * few_stride(of->d), .d = of->d};
+        UNROLL for (int j = 0; j < keys; j++)
+        {
+            k.key[j] = of->key[j0 + j];
+            k.next[j] = (j0 + j) % (rows / tile) == r / tile ? of->next[j0 + j] : k.key[j];
+        }
+        dot_block(tile, dtype, &k, s + j0 * NR + r);
+    }
 }
 
 typedef void dot_fn(const dot_rows *k, float *s);
@@ -142,7 +171,7 @@ typedef void dot_fn(const dot_rows *k, float *s);
 #define DOT(rows, dtype)                                          \
     static void dot_##rows##_##dtype(const dot_rows *k, float *s) \
     {                                                             \
-        dot_block(rows, dtype, k, s);                             \
+        dot_pass(rows, dtype, k, s);                              \
     }
 #define DOTS(rows)      \
     DOT(rows, FFPA_F32) \
@@ -157,36 +186,42 @@ DOTS(1)
 DOTS(2)
 DOTS(3)
 DOTS(4)
+DOTS(8)
 
 static int dtype_column(int32_t dtype)
 {
     return dtype == FFPA_F32 ? 0 : dtype == FFPA_F16 ? 1 : 2;
 }
 
+/* Rows of the next pass over `left` rows, how many passes there are, and where the code of one is in a table. */
+static int pass_rows(int left) { return left >= PASS_ROWS ? PASS_ROWS : left < 4 ? left : 4; }
+static int pass_count(int rows) { return rows / PASS_ROWS + (rows % PASS_ROWS + 3) / 4; }
+static int pass_column(int rows) { return rows == PASS_ROWS ? 4 : rows - 1; }
+
 /* Scores of keys j .. j + DOT_KEYS - 1 of the tile, for all rows. */
 static void score_keys(const few_tile *t, const float *q, ptrdiff_t j)
 {
-    static dot_fn *const dots[DOT_ROWS][3] = {DOT_NAMES(1), DOT_NAMES(2), DOT_NAMES(3),
-                                              DOT_NAMES(4)};
+    static dot_fn *const dots[][3] = {DOT_NAMES(1), DOT_NAMES(2), DOT_NAMES(3), DOT_NAMES(4),
+                                      DOT_NAMES(8)};
     const ptrdiff_t d = t->rb->c->f.q.shape[3];
-    const int all = t->rb->rows, passes = (all + DOT_ROWS - 1) / DOT_ROWS;
-    for (int pass = 0; pass < passes; pass++) {
-        const int r0 = pass * DOT_ROWS, rows = all - r0 < DOT_ROWS ? all - r0 : DOT_ROWS;
+    const int all = t->rb->rows, passes = pass_count(all);
+    for (int pass = 0, r0 = 0, rows; pass < passes; pass++, r0 += rows) {
+        rows = pass_rows(all - r0);
         dot_rows k = {.q = q + r0 * few_stride(d), .d = d};
         for (int i = 0; i < DOT_KEYS; i++) { /* each pass fetches some rows of V */
             k.key[i] = t->row[j + i];
             k.next[i] = i % passes == pass ? t->row[FEW_KEYS + j + i] : k.key[i];
         }
-        dots[rows - 1][dtype_column(t->k_dtype)](&k, t->s + r0 / NR * NR * t->panel_keys +
-                                                         j * NR + r0 % NR);
+        dots[pass_column(rows)][dtype_column(t->k_dtype)](
+            &k, t->s + r0 / NR * NR * t->panel_keys + j * NR + r0 % NR);
     }
 }
 
 /* Lanes that no pass reaches. */
 static void clear_lanes(const few_tile *t)
 {
-    const int first = (t->rb->rows + DOT_ROWS - 1) / DOT_ROWS * DOT_ROWS;
-    for (int lane = first; lane < t->rb->lanes; lane += DOT_ROWS)
+    const int first = (t->rb->rows + 3) / 4 * 4;
+    for (int lane = first; lane < t->rb->lanes; lane += 4)
         for (ptrdiff_t j = 0; j < t->n; j++)
             *(vf4 *)(t->s + lane / NR * NR * t->panel_keys + j * NR + lane % NR) = (vf4){0};
 }
@@ -204,8 +239,6 @@ void few_scores(few_tile *t, const float *q)
 }
 
 /* ---- output ---- */
-
-enum { SUM_ROWS = 4, SUM_VECTORS = 3 }; /* 12 accumulators, as above */
 
 /* Rows to fetch meanwhile, one after the other as memory likes it, `step` bytes at a time, two lines at most. */
 typedef struct rows_ahead {
@@ -249,14 +282,14 @@ typedef struct value_rows {
 INLINE void sum_columns(const int rows, const int vectors, const int32_t dtype, value_rows *v,
                         ptrdiff_t d, ptrdiff_t part)
 {
-    vf acc[SUM_ROWS][SUM_VECTORS];
+    vf acc[TILE_ROWS][TILE_BY];
     UNROLL for (int r = 0; r < rows; r++) UNROLL for (int i = 0; i < vectors; i++)
     {
         const float *p = v->o + r * v->dv + d + i * VL;
         acc[r][i] = part ? vload_first(p, part) : vload(p);
     }
     for (ptrdiff_t j = 0; j < v->keys; j++) {
-        vf x[SUM_VECTORS];
+        vf x[TILE_BY];
         fetch_ahead(&v->next);
         UNROLL for (int i = 0; i < vectors; i++)
         {
@@ -282,13 +315,19 @@ INLINE void sum_columns(const int rows, const int vectors, const int32_t dtype, 
 /* o[r] += sum over the keys of weight * value; rows and dtype are constants wherever this is inlined. */
 INLINE void sum_block(const int rows, const int32_t dtype, value_rows *of)
 {
+    const int tile = rows < TILE_ROWS ? rows : TILE_ROWS, by = tile_by(tile);
     value_rows v = *of;
-    ptrdiff_t d = 0;
-    for (; d + SUM_VECTORS * VL <= v.dv; d += SUM_VECTORS * VL)
-        sum_columns(rows, SUM_VECTORS, dtype, &v, d, 0);
-    for (; d + VL <= v.dv; d += VL)
-        sum_columns(rows, 1, dtype, &v, d, 0);
-    if (d < v.dv) sum_columns(rows, 1, dtype, &v, d, v.dv - d);
+    UNROLL for (int r = 0; r < rows; r += tile)
+    {
+        ptrdiff_t d = 0;
+        for (; d + by * VL <= v.dv; d += by * VL)
+            sum_columns(tile, by, dtype, &v, d, 0);
+        for (; by > 1 && d + VL <= v.dv; d += VL)
+            sum_columns(tile, 1, dtype, &v, d, 0);
+        if (d < v.dv) sum_columns(tile, 1, dtype, &v, d, v.dv - d);
+        v.weights += tile;
+        v.o += tile * v.dv;
+    }
     of->next = v.next;
 }
 
@@ -309,6 +348,7 @@ SUMS(1)
 SUMS(2)
 SUMS(3)
 SUMS(4)
+SUMS(8)
 
 void few_copy_values(few_tile *t)
 {
@@ -318,17 +358,18 @@ void few_copy_values(few_tile *t)
 
 void few_output(const few_tile *t, float *o, bool fresh)
 {
-    static sum_fn *const sums[SUM_ROWS][3] = {SUM_NAMES(1), SUM_NAMES(2), SUM_NAMES(3),
-                                              SUM_NAMES(4)};
+    static sum_fn *const sums[][3] = {SUM_NAMES(1), SUM_NAMES(2), SUM_NAMES(3), SUM_NAMES(4),
+                                      SUM_NAMES(8)};
     const ptrdiff_t dv = t->rb->c->f.v.shape[3];
-    const int all = t->rb->rows, passes = (all + SUM_ROWS - 1) / SUM_ROWS;
+    const int all = t->rb->rows, tiles = (all + TILE_ROWS - 1) / TILE_ROWS;
     if (fresh) memset(o, 0, (size_t)(all * dv) * sizeof *o);
     value_rows v = {.row = t->row + FEW_KEYS, .keys = t->n, .dv = dv};
-    v.next = ahead_of(t, passes * (dv / (SUM_VECTORS * VL)) * t->n);
-    for (int pass = 0; pass < passes; pass++) {
-        const int r0 = pass * SUM_ROWS, rows = all - r0 < SUM_ROWS ? all - r0 : SUM_ROWS;
+    const ptrdiff_t columns = tile_by(all < TILE_ROWS ? all : TILE_ROWS) * VL;
+    v.next = ahead_of(t, tiles * (dv / columns) * t->n);
+    for (int r0 = 0, rows; r0 < all; r0 += rows) {
+        rows = pass_rows(all - r0);
         v.weights = t->s + r0 / NR * NR * t->panel_keys + r0 % NR;
         v.o = o + r0 * dv;
-        sums[rows - 1][dtype_column(t->v_dtype)](&v);
+        sums[pass_column(rows)][dtype_column(t->v_dtype)](&v);
     }
 }
