@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """libffpa on the CPU beside PyTorch's scaled_dot_product_attention, in one process.
 
-Each case alternates the two and keeps the median of each; the roofs (GEMM, copy) are measured in the
-same process before and after. Both compute with the same number of threads on the same data.
+Each case alternates the two, a pause before each, and keeps the median of each; the roofs (GEMM, copy)
+are measured in the same process before and after. Both compute with the same number of threads on the same data.
 """
 import argparse
 import ctypes
@@ -88,7 +88,11 @@ class Ffpa:
         return params
 
 
+PAUSE = 0.02  # seconds. PyTorch's threads wait busily for more work, for milliseconds: what runs next would lose to them
+
+
 def seconds(run):
+    time.sleep(PAUSE)
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
