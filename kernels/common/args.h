@@ -69,7 +69,16 @@ typedef struct k_map {
     FFPA_ALIGN64 unsigned char opaque[128];
 } k_map;
 
-enum { K_MAX_SPLITS = 256 }; /* parts of the keys, at most */
+enum { K_MAX_SPLITS = 256, K_MAX_PARTS = 32 }; /* parts of the keys, at most: of sm80/, of sm90/ */
+
+/* Tiles of sm90/ whose keys are cut into parts (FFPA_SPLIT), and where these leave what sm90/fwd_combine_sm90.cuh joins. */
+typedef struct k_parts {
+    float *o;                 /* [splits][rows][DV], rows = Hq * total_q - first_row */
+    float *lse;               /* [splits][rows] */
+    k_i64 first_row;          /* of head * total_q + row: the rows before it are in whole tiles */
+    int splits;               /* parts of a tile */
+    int whole;                /* so many tiles, the first ones, are not cut */
+} k_parts;
 
 /* sm80/fwd_sm80.cuh */
 typedef struct fwd_args {
@@ -88,14 +97,14 @@ typedef struct fwd_args {
 /* sm90/fwd_one_sm90.cuh */
 typedef struct fwd_one_args {
     k_map q_map, k_map, v_map; /* boxes of 64 columns: by 64 rows of q, by FFPA_BN keys */
-    fwd_args f;                /* tiles: lines of FFPA_BM rows of one head; splits 1 */
+    fwd_args f;                /* tiles: lines of FFPA_BM rows of one head; splits and partial results are those of `parts` */
     unsigned *counter;         /* 0 before the launch: tiles handed out; NULL = there are as many CTAs as tiles */
     int heads;                 /* heads that have `tiles` tiles: batch * hq when q is dense, else hq */
     int head_group;            /* of them walked together: their K and V fit the L2 */
     float unit;                /* scale * log2(e) */
     float back, back_rest;     /* scale / unit, in two parts: from log2 units to natural ones */
     int wide;                  /* rows of o start at 16 bytes, and Dv is a multiple of 8 */
-    k_i64 reserved[3];
+    k_parts parts;             /* FFPA_SPLIT */
 } fwd_one_args;
 
 /* sm90/fwd_pair_sm90.cuh */
@@ -109,9 +118,10 @@ typedef struct fwd_pair_args {
     k_dropout dropout;
     unsigned *counter;        /* 0 before the launch: tiles handed out beyond one per pair */
     int hq, group;
-    int tiles, total;         /* lines of 128 query rows of one head; of all heads */
+    int tiles, total;         /* lines of 128 query rows of one head; items of all heads: tiles, or parts of them */
     float scale_log2;         /* scale * log2 e */
     int reserved;
+    k_parts parts;            /* FFPA_SPLIT */
 } fwd_pair_args;
 
 /* sm90/fwd_spill_p_sm90.cuh, sm90/fwd_spill_pv_sm90.cuh: dense problems only */
@@ -141,6 +151,16 @@ typedef struct combine_args {
     int hq, splits, dv;
     int slices;               /* CTAs of a row: each has every so-manieth run of 64 columns */
 } combine_args;
+
+/* sm90/fwd_combine_sm90.cuh */
+typedef struct join_args {
+    k_parts parts;
+    k_tensor o, lse;
+    k_sequences seq;
+    const float *sink;        /* [Hq]   FFPA_SINK */
+    k_i64 sink_sh;
+    int hq, dv;
+} join_args;
 
 /* any/merge.cuh */
 typedef struct merge_args {
@@ -299,10 +319,12 @@ FFPA_ARGS_SIZE(k_dropout, 48);
 FFPA_ARGS_SIZE(k_chunk, 24);
 FFPA_ARGS_SIZE(k_map, 128);
 FFPA_ARGS_SIZE(fwd_args, 496);
+FFPA_ARGS_SIZE(k_parts, 32);
 FFPA_ARGS_SIZE(fwd_one_args, 960);
-FFPA_ARGS_SIZE(fwd_pair_args, 1024);
+FFPA_ARGS_SIZE(fwd_pair_args, 1088);
 FFPA_ARGS_SIZE(fwd_spill_args, 960);
 FFPA_ARGS_SIZE(combine_args, 216);
+FFPA_ARGS_SIZE(join_args, 240);
 FFPA_ARGS_SIZE(merge_args, 256);
 FFPA_ARGS_SIZE(append_args, 280);
 FFPA_ARGS_SIZE(delta_args, 240);

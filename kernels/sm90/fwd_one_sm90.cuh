@@ -31,6 +31,7 @@
 #include "common/dropout.cuh"
 #include "common/shapes.h"
 #include "sm90/guard_sm90.cuh"
+#include "sm90/parts_sm90.cuh"
 #include "sm90/ring_sm90.cuh"
 #include "sm90/softmax_sm90.cuh"
 #include "sm90/store_sm90.cuh"
@@ -52,7 +53,19 @@ struct Tile { // what the CTA computes next
     int first, end;            // blocks of keys [first, end), at least one; none = no more tiles
     int clear_from, clear_to;  // keys that every row of the tile sees
     int dirty;                 // warp 1 found NaN or Inf in V where rows may differ in what they see
+#if FFPA_SPLIT
+    int part;                  // of the keys, or ALL_KEYS
+#endif
 };
+
+FFPA_DEVICE int part_of(const Tile &t)
+{
+#if FFPA_SPLIT
+    return t.part;
+#else
+    return ALL_KEYS;
+#endif
+}
 
 // Shared memory: Q | K slots | V slots | barriers | two tile records
 static constexpr u32 S_Q = 0, S_K = TEAMS * Q_BYTES, S_V = S_K + K_STAGES * K_BYTES, S_BARS = S_V + V_STAGES * V_BYTES;
@@ -88,7 +101,8 @@ FFPA_DEVICE int next_item(const fwd_one_args &a, int items, bool first)
 FFPA_DEVICE bool tile_of(const fwd_one_args &a, int item, Tile &t)
 {
     const k_scores &c = a.f.scores;
-    const int per = a.f.tiles * a.head_group, group = item / per, rest = item - group * per;
+    const PartItem its = part_item(a.parts, item);
+    const int per = a.f.tiles * a.head_group, group = its.tile / per, rest = its.tile - group * per;
     const int left = a.heads - group * a.head_group, size = left < a.head_group ? left : a.head_group;
     const int line = rest / size, x = group * a.head_group + rest % size;
     const bool packed = FFPA_VARLEN && a.f.seq.cu_q;
@@ -102,8 +116,12 @@ FFPA_DEVICE bool tile_of(const fwd_one_args &a, int item, Tile &t)
     const KeyRange first_keys = key_range(c.left, c.right, c.top_left, t.row, t.seq.nq, t.seq.nk);
     const KeyRange last_keys = key_range(c.left, c.right, c.top_left, last, t.seq.nq, t.seq.nk);
     t.clear_from = last_keys.lo, t.clear_to = first_keys.hi;
-    t.first = first_keys.lo / BN, t.end = (last_keys.hi + BN - 1) / BN;
+    const Blocks own = part_blocks(a.parts, its.part, {first_keys.lo / BN, (last_keys.hi + BN - 1) / BN}, 1);
+    t.first = own.first, t.end = own.end;
     t.dirty = 0;
+#if FFPA_SPLIT
+    t.part = its.part;
+#endif
     if (t.end <= t.first) t.end = t.first + 1; // a block that no row sees writes the zeros of a tile without keys
     return true;
 }
@@ -127,7 +145,8 @@ FFPA_DEVICE bool guarded(int clear_from, int clear_to, int key)
 // Warp 2. The record of tile k + 1 is written while tile k runs, into the place of tile k - 1.
 FFPA_DEVICE void produce_tiles(Tile *tiles, u32 base, const fwd_one_args &a)
 {
-    const int items = a.f.tiles * a.heads;
+    const int all = a.f.tiles * a.heads;
+    const int items = FFPA_SPLIT ? a.parts.whole + (all - a.parts.whole) * a.parts.splits : all;
 #pragma unroll 1
     for (int k = 0;; k++) {
         Tile t;
@@ -377,6 +396,23 @@ FFPA_DEVICE void guard_add(Math &w, const fwd_one_args &a, const Tile &t)
     }
 }
 
+// O and LSE of a part of the keys.
+FFPA_DEVICE void part_store(Math &w, const fwd_one_args &a, const Tile &t)
+{
+    const int row = t.row + team_row(w.team);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int i = row + 8 * half;
+        const bool inside = i < t.seq.nq;
+        const float l = softmax_sum(w.rows.l[half]);
+        const float factor = l == 0.0f ? 0.0f : (FFPA_DROPOUT ? a.f.dropout.keep_scale : 1.0f) / l;
+        const i64 at = part_row(a.parts, a.f.seq, a.f.hq, t.seq, t.head, part_of(t), i);
+        if (inside && (threadIdx.x & 3) == 0) a.parts.lse[at] = softmax_lse(w.rows.m[half], l, a.back, a.back_rest);
+        const OutRow out = {a.parts.o, at * DV, 1, DV, DV % 2 == 0};
+        store_row<F32, DV>(out, w.o, half, factor, false, inside);
+    }
+}
+
 FFPA_DEVICE void rows_store(Math &w, const fwd_one_args &a, const Tile &t)
 {
     const int row = t.row + team_row(w.team);
@@ -440,7 +476,10 @@ FFPA_DEVICE void consume_tile(Math &w, const fwd_one_args &a, const Tile &t, con
     output_issue(w);
     output_wait(w);
     if (GUARD && t.dirty) guard_add(w, a, t);
-    rows_store(w, a, t);
+    if (part_of(t) != ALL_KEYS)
+        part_store(w, a, t);
+    else
+        rows_store(w, a, t);
 }
 
 FFPA_DEVICE void consume(Tile *tiles, u32 base, const fwd_one_args &a)

@@ -43,7 +43,10 @@ static constexpr int REGS_MATH = FFPA_REGS, REGS_LOAD = 504 - 2 * REGS_MATH;
 struct Tile {          // where the pair works
     Sequence seq;
     int head, row0;    // row0 within the sequence
-    int first, blocks; // blocks of keys that some row sees; at least two: one past the end is wholly masked
+    int first, blocks; // blocks of keys that some row sees; at least two: those past the end are wholly masked
+#if FFPA_SPLIT
+    int part; // or ALL_KEYS
+#endif
 };
 struct Note {          // a warp's tile, in shared memory: registers are for what every step needs
     Tile tile;
@@ -128,8 +131,9 @@ FFPA_DEVICE int tile_row()
 FFPA_DEVICE Tile find_tile(const fwd_pair_args &a, int id)
 {
     Tile t;
-    const int line = id % a.tiles, s = line_owner(a.seq.cu_q, a.seq, line, a.seq.nq, 1, 2 * BM);
-    t.head = id / a.tiles;
+    const PartItem item = part_item(a.parts, id);
+    const int line = item.tile % a.tiles, s = line_owner(a.seq.cu_q, a.seq, line, a.seq.nq, 1, 2 * BM);
+    t.head = item.tile / a.tiles;
     t.seq = sequence_at(a.seq, s);
     t.row0 = line_row(a.seq.cu_q, a.seq, s, line, a.seq.nq, 1, 2 * BM);
     if (FFPA_VARLEN && t.row0 > t.seq.nq) t.row0 = t.seq.nq; // no row: its block is computed for nothing
@@ -138,8 +142,13 @@ FFPA_DEVICE Tile find_tile(const fwd_pair_args &a, int id)
     const int end = t.row0 + 2 * BM < t.seq.nq ? t.row0 + 2 * BM - 1 : t.seq.nq - 1;
     const int lo = key_range(c.left, c.right, c.top_left, t.row0, t.seq.nq, t.seq.nk).lo;
     const int hi = key_range(c.left, c.right, c.top_left, end, t.seq.nq, t.seq.nk).hi;
-    t.first = FFPA_RANGE ? lo / BN : 0;
-    t.blocks = (hi + BN - 1) / BN - t.first;
+    const Blocks all = {FFPA_RANGE ? lo / BN : 0, (hi + BN - 1) / BN}, own = part_blocks(a.parts, item.part, all, 2);
+    t.first = own.first;
+    t.blocks = own.end - own.first;
+#if FFPA_SPLIT
+    t.part = item.part;
+    if (t.blocks == 0) t.first = (t.seq.nk + BN - 1) / BN; // no keys: those past the end
+#endif
     if (t.blocks < 2) t.blocks = 2;
     return t;
 }

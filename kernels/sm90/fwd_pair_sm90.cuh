@@ -296,6 +296,9 @@ FFPA_DEVICE void tile_begin(Math &w)
     for (int h = 0; h < 2; h++) w.m[h] = w.b[h] = NO_BASE, w.l[h] = 0.0f;
 }
 
+// With parts, the widest O leaves no registers for addresses from above: make them anew.
+static constexpr bool FORGETS = FFPA_SPLIT && HALF_SLOT;
+
 FFPA_DEVICE void consume_tile(Math &w, const fwd_pair_args &a, int id, int number)
 {
     int i = w.last + 1;
@@ -310,6 +313,7 @@ FFPA_DEVICE void consume_tile(Math &w, const fwd_pair_args &a, int id, int numbe
     exp_parts<0>(w, a.scale_log2);
     pack_p(w, a, i);
     pin(w.s);
+    if (FORGETS) w.team = opaque(w.team), w.ring.sm = opaque(w.ring.sm), w.note = opaque(w.note);
     qk_steps<0, true>(w, i);
     wgmma_wait<0>();
     ring_release<KLAG, KLAG>(w.ring);
@@ -327,6 +331,7 @@ FFPA_DEVICE void consume_tile(Math &w, const fwd_pair_args &a, int id, int numbe
         pin(w.o);
         pin(w.s);
     }
+    if (FORGETS) w.ring.sm = lds32(w.note + AT(Note, sm)), w.ring.parity = opaque(w.ring.parity);
     // phase 3: the last two blocks have no S to issue
     if ((thread_id() & 31) == 0) mbar_arrive(w.ring.sm + AT(Smem, q_free));
     if (w.moved) rescale(w, i);
@@ -351,7 +356,10 @@ FFPA_DEVICE void consume_tile(Math &w, const fwd_pair_args &a, int id, int numbe
     pin(w.o);
     free_p(w);
     const BadRows bad = GUARDED ? bad_rows(w) : BadRows{0, 0};
-    store_o(w, a, inverse);
+    if (part_of(note_at(w.note).tile) != ALL_KEYS)
+        store_part(w, a, inverse);
+    else
+        store_o(w, a, inverse);
     if (GUARDED) guard(w, a, bad, inverse);
 }
 

@@ -281,6 +281,22 @@ FFPA_DEVICE void send_sums(Math &w)
     }
 }
 
+// Part of the keys that a tile is about.
+FFPA_DEVICE int part_of(const Tile &t)
+{
+#if FFPA_SPLIT
+    return t.part;
+#else
+    return ALL_KEYS;
+#endif
+}
+
+// Number of a row of partial results.
+FFPA_DEVICE i64 partial_row(const fwd_pair_args &a, const Tile &t, int row)
+{
+    return part_row(a.parts, a.seq, a.hq, t.seq, t.head, part_of(t), row);
+}
+
 // What O is multiplied by, and LSE.
 FFPA_DEVICE void finish_rows(const Math &w, const fwd_pair_args &a, float (&inverse)[2])
 {
@@ -291,8 +307,13 @@ FFPA_DEVICE void finish_rows(const Math &w, const fwd_pair_args &a, float (&inve
     for (int h = 0; h < 2; h++) {
         const RowEnd end = end_row(a.scores, t.head, w.m[h], w.l[h] + lds_f32(at + 32 * h));
         inverse[h] = end.inverse * (FFPA_DROPOUT ? a.dropout.keep_scale : 1.0f);
-        if (cluster_rank() == 0 && (thread & 3) == 0 && row + 8 * h < t.seq.nq && a.lse.data)
-            ((float *)a.lse.data)[t.seq.q_batch * a.lse.sb + t.head * a.lse.sh + (t.seq.q_row + row + 8 * h) * a.lse.sn] = end.lse;
+        const bool part = part_of(t) != ALL_KEYS;
+        if (cluster_rank() == 0 && (thread & 3) == 0 && row + 8 * h < t.seq.nq && (part || a.lse.data)) {
+            if (part)
+                a.parts.lse[partial_row(a, t, row + 8 * h)] = end.lse;
+            else
+                ((float *)a.lse.data)[t.seq.q_batch * a.lse.sb + t.head * a.lse.sh + (t.seq.q_row + row + 8 * h) * a.lse.sn] = end.lse;
+        }
     }
 }
 
@@ -320,6 +341,24 @@ FFPA_DEVICE void store_o(const Math &w, const fwd_pair_args &a, const float (&in
             for (int k = 0; k < 4; k++) x[k] = pack2(o[4 * k] * inverse[h], o[4 * k + 1] * inverse[h]);
             quad_transpose(x, lane);
             if (row + 8 * h < t.seq.nq && (FFPA_DV == DV || column < FFPA_DV)) stg128(to + column, x);
+        }
+    }
+}
+
+// The same of a part: 32 bytes of f32 a quad.
+FFPA_DEVICE void store_part(const Math &w, const fwd_pair_args &a, const float (&inverse)[2])
+{
+    const Tile &t = note_at(w.note).tile;
+    const int row = t.row0 + tile_row(), lane = thread_id() & 3, c = cluster_rank();
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        if (row + 8 * h >= t.seq.nq) continue;
+        float *to = a.parts.o + partial_row(a, t, row + 8 * h) * FFPA_DV;
+#pragma unroll
+        for (int n = 0; n < DH / 8; n++) {
+            const int column = column_of(8 * n, c) + 2 * lane;
+            if (FFPA_DV == DV || column < FFPA_DV)
+                element_put2(to, column, F32, w.o[4 * n + 2 * h] * inverse[h], w.o[4 * n + 2 * h + 1] * inverse[h]);
         }
     }
 }
@@ -357,6 +396,11 @@ FFPA_DEVICE void guard(const Math &w, const fwd_pair_args &a, const BadRows &bad
         if (lanes == 0 || first + x >= t.seq.nq) continue;
         const float m = __shfl_sync(~0u, x < 8 ? w.m[0] : w.m[1], 4 * (x & 7));
         const RowEnd end = {__shfl_sync(~0u, x < 8 ? inverse[0] : inverse[1], 4 * (x & 7)), 0.0f};
-        if (end.inverse == end.inverse) row_again(a, t.seq, t.head, first + x, end, m, columns);
+        if (end.inverse != end.inverse) continue;
+        if (FFPA_SPLIT)
+            row_again(a, t.seq, t.head, first + x, end, m, columns,
+                      {a.parts.o + partial_row(a, t, first + x) * FFPA_DV, {t.first * BN, (t.first + t.blocks) * BN}});
+        else
+            row_again(a, t.seq, t.head, first + x, end, m, columns);
     }
 }

@@ -2,6 +2,7 @@
 #pragma once
 #include "common/dropout.cuh"
 #include "common/scores.cuh"
+#include "sm90/parts_sm90.cuh"
 #include "sm90/store_sm90.cuh"
 
 // Scores that need more than a scale are finished in natural units (scores.cuh), the others in base 2.
@@ -29,13 +30,22 @@ FFPA_DEVICE RowEnd end_row(const k_scores &c, int head, float m, float l)
 
 FFPA_DEVICE u16 *row_at(const k_tensor &t, i64 b, int h, i64 n) { return (u16 *)t.data + b * t.sb + h * t.sh + n * t.sn; }
 
+// A row of a part: its O, and the keys that it is made of. Where rows are done again (GUARDED) every tile is cut, or none.
+struct PartRow {
+    float *o;
+    KeyRange keys;
+};
+static constexpr int RESULT = FFPA_SPLIT ? F32 : DTYPE;
+
 // A masked key has weight 0, but 0 times NaN or Inf is NaN. Rare: one warp computes a row of O again, a key at a time, from the
 // keys that it sees, and replaces what is not finite. Each lane has COUNT columns; negative = none.
 template <int COUNT, class Args>
-FFPA_DEVICE void row_again(const Args &a, const Sequence &s, int head, int row, const RowEnd &end, float m, const int (&columns)[COUNT])
+FFPA_DEVICE void row_again(const Args &a, const Sequence &s, int head, int row, const RowEnd &end, float m, const int (&columns)[COUNT],
+                           const PartRow &part = {})
 {
     const int lane = threadIdx.x & 31, hk = head / a.group;
-    const ScoreRow r = score_row(a.scores, s, head, row);
+    ScoreRow r = score_row(a.scores, s, head, row);
+    if (FFPA_SPLIT) r.keys = {max(r.keys.lo, part.keys.lo), min(r.keys.hi, part.keys.hi)};
     const u16 *q = row_at(a.q_rows, s.q_batch, head, s.q_row + row);
     float acc[COUNT];
 #pragma unroll
@@ -60,9 +70,9 @@ FFPA_DEVICE void row_again(const Args &a, const Sequence &s, int head, int row, 
         for (int x = 0; x < COUNT; x++)
             if (columns[x] >= 0) acc[x] += p * element_get_alone(v, columns[x], DTYPE);
     }
-    u16 *o = row_at(a.o, s.q_batch, head, s.q_row + row);
+    void *o = FFPA_SPLIT ? (void *)part.o : row_at(a.o, s.q_batch, head, s.q_row + row);
 #pragma unroll
     for (int x = 0; x < COUNT; x++)
-        if (columns[x] >= 0 && !(fabsf(element_get_alone(o, columns[x], DTYPE)) < FFPA_INF))
-            element_put(o, columns[x], DTYPE, acc[x] * end.inverse);
+        if (columns[x] >= 0 && !(fabsf(element_get_alone(o, columns[x], RESULT)) < FFPA_INF))
+            element_put(o, columns[x], RESULT, acc[x] * end.inverse);
 }

@@ -52,7 +52,21 @@ static unsigned needs(const problem *p)
     return macro_varlen(p) || macro_cache(p) ? LISTED : PLAIN;
 }
 
-/* Time on `sms` processors, in no particular unit. Tiles of equal length take whole rounds; unequal ones, half as
+/* A block of keys at the rate of a full GPU; the first S and the last P V of a tile overlap little (0010). */
+static parts_choice choose_parts(const problem *p, const tile *t, int sms)
+{
+    const double flop = 2.0 * t->bm * t->bn * (double)(p->ask.d + p->ask.dv);
+    const parts_ask ask = {.tiles = tiles_of(p, t->bm) * heads_of(p),
+                           .workers = sms,
+                           .bm = t->bm,
+                           .bn = t->bn,
+                           .least = 1,
+                           .block_us = flop / (5.2e4 * t->speed),
+                           .item_us = 3};
+    return parts_choose(p, &ask);
+}
+
+/* Time of whole tiles on `sms` processors, in no particular unit. Tiles of equal length take whole rounds; unequal ones, half as
  * long on average, fill each other's gaps, but none is shorter than the longest. */
 static double time_of(const problem *p, const tile *t, int sms)
 {
@@ -62,7 +76,14 @@ static double time_of(const problem *p, const tile *t, int sms)
     return taken * t->bm / t->speed;
 }
 
-/* For each number of rows the first that takes the heads and the options; of these the fastest. */
+static bool faster(const problem *p, const tile *t, const tile *than, int sms)
+{
+    const parts_choice x = choose_parts(p, t, sms), y = choose_parts(p, than, sms);
+    if (x.splits == 1 && y.splits == 1) return time_of(p, t, sms) <= time_of(p, than, sms);
+    return x.us <= y.us;
+}
+
+/* For each number of rows the first that takes the heads and the options; of these the faster. */
 static const tile *choose_tile(const problem *p, int sms)
 {
     const tile *small = NULL, *large = NULL;
@@ -71,7 +92,7 @@ static const tile *choose_tile(const problem *p, int sms)
         if (p->ask.d > t->d || p->ask.dv > t->dv || !(t->serves & needs(p))) continue;
         *(t->bm == 128 ? &small : &large) = t;
     }
-    return large && time_of(p, large, sms) <= time_of(p, small, sms) ? large : small;
+    return large && faster(p, large, small, sms) ? large : small;
 }
 
 /* ---- support ------------------------------------------------------------------------------------- */
@@ -106,21 +127,15 @@ bool fwd_one_supports(const problem *p, const cuda_device *device, char *why, si
     return false;
 }
 
-/* Where most processors would idle, the family that splits the keys is faster; so it is where few rows share keys.
- * Above WIDE two blocks can share a tile, which is faster while there are processors for both. */
+/* A tile of few rows is mostly padding. */
 bool fwd_one_prefers(const problem *p, const cuda_device *device, char *why, size_t why_bytes)
 {
-    enum { DECODE_ROWS = 16, SPLIT_FROM = 8, SHARE = 5, WIDE = 256 };
-    const tile *t = choose_tile(p, device->sms);
-    const int64_t items = tiles_of(p, t->bm) * heads_of(p);
-    const char *reason = NULL;
-    if (p->ask.nq <= DECODE_ROWS ||
-        (items * SHARE < device->sms && p->ask.nk >= SPLIT_FROM * t->bn))
-        reason = "too few query rows to fill the GPU";
-    else if ((p->ask.d > WIDE || p->ask.dv > WIDE) && items * 2 <= device->sms)
-        reason = "so few tiles that pairs of blocks are faster";
-    if (reason) snprintf(why, why_bytes, "%s", reason);
-    return !reason;
+    enum { DECODE_ROWS = 16 };
+    (void)device;
+    if (p->ask.nq > DECODE_ROWS) return true;
+    snprintf(why, why_bytes, "%" PRId64 " query rows leave a tile of 128 mostly empty",
+             p->ask.nq);
+    return false;
 }
 
 /* ---- plan ---------------------------------------------------------------------------------------- */
@@ -136,14 +151,15 @@ static int choose_group(const problem *p, int heads)
     return group < heads ? (int)group : heads;
 }
 
-static void add_attention(variant_list *list, const problem *p, const cuda_device *device,
+static void add_attention(variant_list *list, const problem *asked, const cuda_device *device,
                           const fwd_one_choice *x)
 {
+    const problem part = parts_problem(asked, &x->parts), *p = &part;
     const ffpa_problem *a = &p->ask;
     char name[112];
-    snprintf(name, sizeof name, "fwd_one_sm90_%s_d%" PRId64 "v%" PRId64 "_m%dn%d%s%s",
+    snprintf(name, sizeof name, "fwd_one_sm90_%s_d%" PRId64 "v%" PRId64 "_m%dn%d%s%s%s",
              dtype_name(a->dtype), a->d, a->dv, x->bm, x->bn, score_name_of(p).text,
-             macro_cache(p) ? "_cache" : "");
+             macro_cache(p) ? "_cache" : "", x->parts.splits > 1 ? "_split" : "");
     const int shared =
         fwd_one_shared_bytes((int)a->d, (int)a->dv, x->bm, x->bn, K_STAGES, x->v_stages);
     variant *v =
@@ -158,6 +174,7 @@ static void add_attention(variant_list *list, const problem *p, const cuda_devic
     config_set(v, "V_STAGES", x->v_stages);
     config_set_scores(v, p);
     config_set(v, "CACHE", macro_cache(p));
+    config_set(v, "SPLIT", x->parts.splits > 1);
 }
 
 ffpa_status fwd_one_choose(const problem *p, const cuda_device *device, void *choice,
@@ -169,16 +186,17 @@ ffpa_status fwd_one_choose(const problem *p, const cuda_device *device, void *ch
     x->tiles = (int)tiles_of(p, t->bm);
     x->heads = (int)heads_of(p);
     x->head_group = choose_group(p, x->heads);
-    const int items = x->tiles * x->heads;
-    x->counted = items > device->sms;
-    x->blocks = x->counted ? device->sms : items;
-    report->workspace_bytes = x->counted ? sizeof(unsigned) : 0;
+    x->parts = choose_parts(p, t, device->sms);
+    x->counted = x->parts.items > device->sms;
+    x->blocks = x->counted ? device->sms : (int)x->parts.items;
+    report->workspace_bytes = parts_workspace(&x->parts, x->counted ? sizeof(unsigned) : 0);
     x->wide = (p->aligned & BOXED_O) && p->o_dtype == p->ask.dtype && p->ask.dv % 8 == 0;
     add_attention(kernels, p, device, x);
+    parts_add_kernel(kernels, p, device, &x->parts);
     report->tile_q = x->bm;
     report->tile_k = x->bn;
     report->tile_d = (int32_t)p->ask.d;
-    report->splits = 1;
+    report->splits = x->parts.splits;
     return FFPA_OK;
 }
 
@@ -216,7 +234,8 @@ ffpa_status fwd_one_run(const ffpa_plan *plan, const cuda_plan *own, const call 
                          .f = args_forward(c, &seq),
                          .heads = x->heads,
                          .head_group = x->head_group,
-                         .wide = x->wide};
+                         .wide = x->wide,
+                         .parts = parts_args(&x->parts, workspace)};
     args.f.tiles = x->tiles;
     args.f.splits = 1;
     set_units(&args);
@@ -225,5 +244,6 @@ ffpa_status fwd_one_run(const ffpa_plan *plan, const cuda_plan *own, const call 
         TRY(clear_counter(own->device, args.counter, f->stream));
     }
     const cuda_grid grid = {x->blocks, (unsigned)(128 * (x->bm / 64 + 1))};
-    return cuda_launch(own->device, own->kernels[0], f->stream, grid, &args);
+    TRY(cuda_launch(own->device, own->kernels[0], f->stream, grid, &args));
+    return parts_join(&x->parts, own, c, &seq, workspace);
 }

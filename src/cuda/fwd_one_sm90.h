@@ -4,6 +4,7 @@
 #define FFPA_CUDA_FWD_ONE_SM90_H
 
 #include "cuda/families.h"
+#include "cuda/fwd_parts.h"
 
 typedef struct fwd_one_choice {
     int bm, bn, v_stages; /* tile rows, keys of a block, slots of V */
@@ -12,6 +13,7 @@ typedef struct fwd_one_choice {
     int blocks;           /* of threads */
     bool counted;         /* tiles are handed out by a counter in the workspace */
     bool wide;            /* o takes 16-byte stores */
+    parts_choice parts;   /* of the tiles' keys */
 } fwd_one_choice;
 
 bool fwd_one_supports(const problem *p, const cuda_device *device, char *why, size_t why_bytes);

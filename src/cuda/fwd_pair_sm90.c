@@ -52,13 +52,14 @@ bool pair_supports(const problem *p, const cuda_device *device, char *why, size_
     return args_fit(p, why, why_bytes);
 }
 
-/* Half-empty tiles, or too few of them for the processors: a split of the keys is faster (docs/design/0011-forward-on-pairs-of-blocks.md). */
+/* A tile of few rows is mostly padding (docs/design/0011-forward-on-pairs-of-blocks.md). */
 bool pair_prefers(const problem *p, const cuda_device *device, char *why, size_t why_bytes)
 {
-    const int64_t items = tiles_of(p) * p->ask.hq, least = p->ask.nk <= 2048 ? 18 : 6;
-    if (p->ask.nq > TILE_ROWS / 2 && items * least >= device->sms) return true;
-    snprintf(why, why_bytes, "%" PRId64 " tiles of 128 rows of %" PRId64 " do not fill the GPU",
-             items, p->ask.nq);
+    enum { DECODE_ROWS = 16 };
+    (void)device;
+    if (p->ask.nq > DECODE_ROWS) return true;
+    snprintf(why, why_bytes, "%" PRId64 " query rows leave a tile of 128 mostly empty",
+             p->ask.nq);
     return false;
 }
 
@@ -86,13 +87,29 @@ static void choose_steps(const ffpa_problem *a, const cuda_device *device, pair_
     x->regs = columns <= 7 ? 232 : 240;
 }
 
-static void add_kernel(variant_list *list, const problem *p, const cuda_device *device,
+/* A block of keys at the rate of a full GPU; the start and the end of a tile overlap nothing (0011). */
+static parts_choice choose_parts(const problem *p, const cuda_device *device)
+{
+    const double flop = 2.0 * TILE_ROWS * TILE_ROWS * (double)(p->ask.d + p->ask.dv);
+    const parts_ask ask = {.tiles = tiles_of(p) * p->ask.hq,
+                           .workers = device->sms / 2,
+                           .bm = TILE_ROWS,
+                           .bn = TILE_ROWS,
+                           .least = 2,
+                           .block_us = flop / 9.3e6,
+                           .item_us = 10};
+    return parts_choose(p, &ask);
+}
+
+static void add_kernel(variant_list *list, const problem *asked, const cuda_device *device,
                        const pair_choice *x)
 {
+    const problem part = parts_problem(asked, &x->parts), *p = &part;
     const ffpa_problem *a = &p->ask;
     char name[112];
-    snprintf(name, sizeof name, "fwd_pair_sm90_%s_d%" PRId64 "v%" PRId64 "_v%ds%d%s",
-             dtype_name(a->dtype), a->d, a->dv, x->vrows, x->stages, score_name_of(p).text);
+    snprintf(name, sizeof name, "fwd_pair_sm90_%s_d%" PRId64 "v%" PRId64 "_v%ds%d%s%s",
+             dtype_name(a->dtype), a->d, a->dv, x->vrows, x->stages, score_name_of(p).text,
+             x->parts.splits > 1 ? "_split" : "");
     const int shared = pair_shared_bytes((int)a->d, (int)a->dv, x->vrows, x->stages);
     variant *v =
         variant_add(list, "sm90/fwd_pair_sm90.cuh", device->arch, (unsigned)shared, name);
@@ -106,6 +123,7 @@ static void add_kernel(variant_list *list, const problem *p, const cuda_device *
     config_set(v, "SWAP_AT", x->swap_at);
     config_set(v, "REGS", x->regs);
     config_set_scores(v, p);
+    config_set(v, "SPLIT", x->parts.splits > 1);
 }
 
 ffpa_status pair_choose(const problem *p, const cuda_device *device, void *choice,
@@ -115,12 +133,14 @@ ffpa_status pair_choose(const problem *p, const cuda_device *device, void *choic
     const ffpa_problem *a = &p->ask;
     choose_steps(a, device, x);
     x->tiles = (int)tiles_of(p);
+    x->parts = choose_parts(p, device);
     add_kernel(kernels, p, device, x);
-    report->workspace_bytes = COUNTER_BYTES;
+    parts_add_kernel(kernels, p, device, &x->parts);
+    report->workspace_bytes = parts_workspace(&x->parts, COUNTER_BYTES);
     report->tile_q = TILE_ROWS;
     report->tile_k = TILE_ROWS;
     report->tile_d = CHUNK;
-    report->splits = 1;
+    report->splits = x->parts.splits;
     return FFPA_OK;
 }
 
@@ -159,14 +179,16 @@ ffpa_status pair_run(const ffpa_plan *plan, const cuda_plan *own, const call *c,
                           .dropout = args_dropout(c),
                           .counter = (unsigned *)(void *)workspace,
                           .hq = (int)f->q.shape[1],
-                          .tiles = x->tiles};
+                          .tiles = x->tiles,
+                          .total = (int)x->parts.items,
+                          .parts = parts_args(&x->parts, workspace)};
     args.group = args.hq / (int)f->k.shape[1];
-    args.total = args.tiles * args.hq;
     args.scale_log2 = log2_scale(call_scale(c));
     TRY(get_maps(own, f, &args));
     TRY(driver_check(drv, drv->cuMemsetD32Async((uintptr_t)workspace, 0, 1, f->stream),
                      "cuMemsetD32Async"));
     const int pairs = own->device->sms / 2 < args.total ? own->device->sms / 2 : args.total;
-    return cuda_launch(own->device, own->kernels[0], f->stream, (cuda_grid){2 * pairs, 384},
-                       &args);
+    TRY(cuda_launch(own->device, own->kernels[0], f->stream, (cuda_grid){2 * pairs, 384},
+                    &args));
+    return parts_join(&x->parts, own, c, &args.seq, workspace);
 }

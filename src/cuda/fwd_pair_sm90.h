@@ -5,10 +5,12 @@
 
 #include "cuda/config.h"
 #include "cuda/families.h"
+#include "cuda/fwd_parts.h"
 
 typedef struct pair_choice {
     int vrows, stages, flight, klag, swap_at, regs; /* FFPA_* of the kernel */
     int tiles;                                      /* lines of 128 query rows of one head */
+    parts_choice parts;                             /* of their keys */
 } pair_choice;
 
 bool pair_supports(const problem *p, const cuda_device *device, char *why, size_t why_bytes);

@@ -201,13 +201,21 @@ static size_t args_bytes(const char *kernel)
     static const struct {
         const char *begin;
         size_t bytes;
-    } structs[] = {{"fwd_one", sizeof(fwd_one_args)},     {"fwd_pair", sizeof(fwd_pair_args)},
-                   {"fwd_spill", sizeof(fwd_spill_args)}, {"fwd", sizeof(fwd_args)},
-                   {"combine", sizeof(combine_args)},     {"append", sizeof(append_args)},
-                   {"merge", sizeof(merge_args)},         {"delta", sizeof(delta_args)},
-                   {"pds_sm90", sizeof(pds90_args)},      {"products", sizeof(products_args)},
-                   {"bwd_fused", sizeof(fused_args)},     {"pds", sizeof(pds_args)},
-                   {"gemm", sizeof(gemm_args)},           {"dmask", sizeof(dmask_args)},
+    } structs[] = {{"fwd_one", sizeof(fwd_one_args)},
+                   {"fwd_pair", sizeof(fwd_pair_args)},
+                   {"fwd_spill", sizeof(fwd_spill_args)},
+                   {"fwd_combine", sizeof(join_args)},
+                   {"fwd", sizeof(fwd_args)},
+                   {"combine", sizeof(combine_args)},
+                   {"append", sizeof(append_args)},
+                   {"merge", sizeof(merge_args)},
+                   {"delta", sizeof(delta_args)},
+                   {"pds_sm90", sizeof(pds90_args)},
+                   {"products", sizeof(products_args)},
+                   {"bwd_fused", sizeof(fused_args)},
+                   {"pds", sizeof(pds_args)},
+                   {"gemm", sizeof(gemm_args)},
+                   {"dmask", sizeof(dmask_args)},
                    {"dsink", sizeof(dsink_args)}};
     for (size_t i = 0; i < sizeof structs / sizeof structs[0]; i++)
         if (strncmp(kernel, structs[i].begin, strlen(structs[i].begin)) == 0)

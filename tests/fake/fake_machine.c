@@ -43,16 +43,25 @@ int fake_allocations(void) { return made; }
 int fake_allocations_alive(void) { return alive; }
 
 /* Names of the kernels' files; the fake compiler reads nothing in them. */
-static const embedded_file FILES[] = {
-    {"sm90/fwd_one_sm90.cuh", "one", 3},       {"sm90/fwd_pair_sm90.cuh", "pair", 4},
-    {"sm90/fwd_spill_p_sm90.cuh", "spill", 5}, {"sm90/fwd_spill_pv_sm90.cuh", "values", 6},
-    {"sm80/fwd_sm80.cuh", "forward", 7},       {"any/split_combine.cuh", "combine", 7},
-    {"any/append.cuh", "append", 6},           {"any/merge.cuh", "merge", 5},
-    {"any/bwd_delta.cuh", "delta", 5},         {"sm80/bwd_pds_sm80.cuh", "pds", 3},
-    {"sm80/bwd_gemm_sm80.cuh", "gemm", 4},     {"sm90/bwd_pds_sm90.cuh", "pds90", 5},
-    {"sm90/bwd_gemm_sm90.cuh", "products", 8}, {"sm90/bwd_fused_sm90.cuh", "fused", 5},
-    {"any/bwd_mask.cuh", "dmask", 5},          {"any/bwd_sink.cuh", "dsink", 5},
-    {"any/bwd_renorm.cuh", "renorm", 6},       {NULL, NULL, 0}};
+static const embedded_file FILES[] = {{"sm90/fwd_one_sm90.cuh", "one", 3},
+                                      {"sm90/fwd_pair_sm90.cuh", "pair", 4},
+                                      {"sm90/fwd_spill_p_sm90.cuh", "spill", 5},
+                                      {"sm90/fwd_spill_pv_sm90.cuh", "values", 6},
+                                      {"sm80/fwd_sm80.cuh", "forward", 7},
+                                      {"any/split_combine.cuh", "combine", 7},
+                                      {"any/append.cuh", "append", 6},
+                                      {"any/merge.cuh", "merge", 5},
+                                      {"any/bwd_delta.cuh", "delta", 5},
+                                      {"sm80/bwd_pds_sm80.cuh", "pds", 3},
+                                      {"sm80/bwd_gemm_sm80.cuh", "gemm", 4},
+                                      {"sm90/bwd_pds_sm90.cuh", "pds90", 5},
+                                      {"sm90/bwd_gemm_sm90.cuh", "products", 8},
+                                      {"sm90/bwd_fused_sm90.cuh", "fused", 5},
+                                      {"any/bwd_mask.cuh", "dmask", 5},
+                                      {"any/bwd_sink.cuh", "dsink", 5},
+                                      {"any/bwd_renorm.cuh", "renorm", 6},
+                                      {"sm90/fwd_combine_sm90.cuh", "join", 4},
+                                      {NULL, NULL, 0}};
 
 static void gather(void *user, ffpa_log_level level, const char *line)
 {

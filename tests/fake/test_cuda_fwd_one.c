@@ -87,32 +87,41 @@ static void wide_rows_take_short_blocks(void **state)
     assert_int_equal(box_rows(&a.k_map), 32);
 }
 
-static void few_tiles_run_elsewhere(void **state)
+static void few_rows_run_elsewhere(void **state)
 {
-    static const struct {
-        const char *problem, *path, *reason;
-    } cases[] = {
-        {"fwd,bf16,b8h32,q1k4096,d128", "cuda/sm80/forward", "too few query rows"},
-        {"fwd,bf16,b1h4,q768k4096,d128", "cuda/sm80/forward", "too few query rows"},
-        {"fwd,bf16,b1h66,q100k1000,d320", "cuda/sm90_pair/forward",
-         "pairs of blocks are faster"},
-        {"fwd,bf16,b1h66,q100k1000,d256v320", "cuda/sm80/forward",
-         "pairs of blocks are faster"},
-    };
-    for (size_t i = 0; i < COUNT(cases); i++) {
-        device_call c;
-        char why[300] = "";
-        device_call_make(&c, cases[i].problem, 0);
-        assert_ok(forward(*state, &c));
-        assert_string_equal(ffpa_last_path(), cases[i].path);
-        assert_non_null(family_on_hopper(&c.ask, NULL, why, sizeof why));
-        if (!strstr(why, cases[i].reason))
-            fail_msg("%s: \"%s\", expected \"%s\"", cases[i].problem, why, cases[i].reason);
-        assert_non_null(
-            family_on_hopper(&c.ask, "sm90_one", why, sizeof why)); /* where it must, it can */
-    }
     device_call c;
+    char why[300] = "";
+    device_call_make(&c, "fwd,bf16,b8h32,q16k4096,d128", 0);
+    assert_ok(forward(*state, &c));
+    assert_string_equal(ffpa_last_path(), "cuda/sm80/forward");
+    assert_non_null(family_on_hopper(&c.ask, NULL, why, sizeof why));
+    assert_non_null(strstr(why, "16 query rows leave a tile of 128 mostly empty"));
+    assert_non_null(
+        family_on_hopper(&c.ask, "sm90_one", why, sizeof why)); /* where it must, it can */
     run(*state, &c, "fwd,bf16,b1h67,q100k1000,d320");
+}
+
+/* 64 tiles for 132 processors: two parts of the keys of each, then a launch that joins them. */
+static void keys_of_few_tiles_are_cut(void **state)
+{
+    device_call c;
+    fwd_one_args a;
+    join_args join;
+    device_call_make(&c, "fwd,bf16,b1h8k2,q1024k8192,d256,bnhd", 0);
+    assert_ok(forward(*state, &c));
+    assert_string_equal(ffpa_last_path(), "cuda/sm90_one/forward");
+    assert_int_equal(FAKE.launch_count, 2);
+    assert_int_equal(FAKE.memsets, 0); /* no more items than processors */
+    memcpy(&a, FAKE.launches[0].args, sizeof a);
+    assert_int_equal(a.parts.splits, 2);
+    assert_int_equal(FAKE.launches[0].grid, 128);
+    assert_ptr_equal(a.parts.o, (char *)c.f.workspace + 256);
+    assert_true(is(&FAKE.launches[1], "fwd_combine_sm90_bf16"));
+    assert_int_equal(FAKE.launches[1].grid, 8 * 1024 * 2 / 8);
+    memcpy(&join, FAKE.launches[1].args, sizeof join);
+    assert_int_equal(join.hq, 8);
+    assert_int_equal(join.dv, 256);
+    assert_int_equal(join.seq.total_q, 1024);
 }
 
 /* Heads walked together are whole groups whose K and V fit the L2, and no more than there are. */
@@ -179,7 +188,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(few_tiles_are_smaller, fake_set_up, fake_tear_down),
         cmocka_unit_test_setup_teardown(wide_rows_take_short_blocks, fake_set_up,
                                         fake_tear_down),
-        cmocka_unit_test_setup_teardown(few_tiles_run_elsewhere, fake_set_up, fake_tear_down),
+        cmocka_unit_test_setup_teardown(few_rows_run_elsewhere, fake_set_up, fake_tear_down),
+        cmocka_unit_test_setup_teardown(keys_of_few_tiles_are_cut, fake_set_up, fake_tear_down),
         cmocka_unit_test_setup_teardown(heads_are_walked_by_what_the_cache_holds, fake_set_up,
                                         fake_tear_down),
         cmocka_unit_test_setup_teardown(packed_sequences_make_lines_of_tiles, fake_set_up,

@@ -38,9 +38,72 @@ static void a_call_is_one_launch_of_pairs(void **state)
 static void few_tiles_are_few_pairs(void **state)
 {
     device_call c;
-    device_call_make(&c, "fwd,f16,b1h3,q1000k1000,d320", 0);
+    device_call_make(&c, "fwd,f16,b1h3,q1000k300,d384", 0);
     assert_ok(forward(*state, &c));
     assert_int_equal(FAKE.launches[0].grid, 2 * 3 * 8);
+}
+
+/* Half of the pairs would idle: two parts of the keys of each tile, then a launch that joins them. */
+static void keys_of_few_tiles_are_cut(void **state)
+{
+    device_call c;
+    fwd_pair_args args;
+    join_args join;
+    device_call_make(&c, "fwd,bf16,b1h1,q4096k4096,d512,sink", 0);
+    assert_ok(forward(*state, &c));
+    assert_string_equal(ffpa_last_path(), "cuda/sm90_pair/forward");
+    assert_int_equal(FAKE.launch_count, 2);
+    assert_int_equal(FAKE.memsets, 1);
+    const fake_launch *l = FAKE.launches;
+    assert_int_equal(l[0].grid, 2 * 64);
+    memcpy(&args, l[0].args, sizeof args);
+    assert_int_equal(args.tiles, 32);
+    assert_int_equal(args.total, 64);
+    assert_int_equal(args.parts.splits, 2);
+    assert_int_equal(args.parts.whole, 0);
+    char *workspace = c.f.workspace;
+    assert_ptr_equal(args.parts.o, workspace + 256);
+    assert_ptr_equal(args.parts.lse, workspace + 256 + (size_t)2 * 4096 * 512 * 4);
+    assert_int_equal(c.f.workspace_bytes, 256 + 2 * 4096 * 512 * 4 + 2 * 4096 * 4);
+    assert_true(is(&l[1], "fwd_combine_sm90_bf16"));
+    assert_int_equal(l[1].grid, 4096 * 4 / 8);
+    assert_int_equal(l[1].block, 256);
+    memcpy(&join, l[1].args, sizeof join);
+    assert_memory_equal(&join.parts, &args.parts, sizeof join.parts);
+    assert_ptr_equal(join.o.data, c.f.o.data);
+    assert_ptr_equal(join.sink, c.f.sink.data);
+}
+
+/* One round of pairs takes whole tiles; only those of the second, six of 66, are cut. */
+static void a_last_round_of_tiles_is_cut(void **state)
+{
+    device_call c;
+    fwd_pair_args args;
+    device_call_make(&c, "fwd,bf16,b1h1,q9216k9216,d512", 0);
+    assert_ok(forward(*state, &c));
+    memcpy(&args, FAKE.launches[0].args, sizeof args);
+    assert_int_equal(args.parts.whole, 66);
+    assert_int_equal(args.parts.first_row, 66 * 128);
+    assert_int_equal(args.total, 66 + 6 * args.parts.splits);
+    assert_int_equal(FAKE.launches[1].grid, 6 * 128 * 4 / 8);
+}
+
+/* As many parts as the limit holds, or none. */
+static void parts_keep_the_workspace_limit(void **state)
+{
+    device_call c;
+    fwd_pair_args args;
+    device_call_make(&c, "fwd,bf16,b1h1,q2048k2048,d512", 0);
+    c.f.workspace_limit_bytes = 3 * 2048 * 513 * 4 + 1024;
+    assert_ok(forward(*state, &c));
+    memcpy(&args, FAKE.launches[0].args, sizeof args);
+    assert_int_equal(args.parts.splits, 3);
+    assert_true(c.f.workspace_bytes <= c.f.workspace_limit_bytes);
+    c.f.workspace_limit_bytes = 2048 * 512 * 4;
+    assert_ok(forward(*state, &c));
+    memcpy(&args, FAKE.launches[2].args, sizeof args);
+    assert_int_equal(args.parts.splits, 1);
+    assert_int_equal(FAKE.launch_count, 3);
 }
 
 static void boxes_follow_the_columns(void **state)
@@ -49,7 +112,7 @@ static void boxes_follow_the_columns(void **state)
         const char *problem;
         int v[5], half[4];
     } cases[] = {
-        {"fwd,bf16,b1h16,q500k500,d320", {64, 32, 2, 1, 1}, {64, 32, 1, 1}},
+        {"fwd,bf16,b1h16,q500k500,d328v320", {64, 32, 2, 1, 1}, {64, 32, 1, 1}},
         {"fwd,bf16,b1h32,q500k500,d512", {64, 16, 4, 1, 1}, {64, 16, 1, 1}},
         {"fwd,bf16,b1h32,q500k500,d576", {64, 16, 4, 1, 1}, {64, 64, 1, 1}},
         {"fwd,bf16,b1h32,q500k500,d488",
@@ -96,8 +159,7 @@ static void what_it_does_not_take_runs_on_sm80(void **state)
         {"fwd,bf16,b1h32,q500k500,d512v500", "Dv a multiple of 8"},
         {"fwd,bf16,b1h32,q500k500,d324v512", "need rows at 16 bytes"},
         {"fwd,bf16,b1h32,q500k500,d512,scale-1", "no scale of zero or below"},
-        {"fwd,bf16,b1h32,q64k8192,d512", "do not fill the GPU"},
-        {"fwd,bf16,b1h1,q1024k8192,d512", "8 tiles of 128 rows of 1024 do not fill the GPU"},
+        {"fwd,bf16,b1h32,q16k8192,d512", "16 query rows leave a tile of 128 mostly empty"},
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         device_call c;
@@ -130,6 +192,11 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_call_is_one_launch_of_pairs, fake_set_up,
                                         fake_tear_down),
         cmocka_unit_test_setup_teardown(few_tiles_are_few_pairs, fake_set_up, fake_tear_down),
+        cmocka_unit_test_setup_teardown(keys_of_few_tiles_are_cut, fake_set_up, fake_tear_down),
+        cmocka_unit_test_setup_teardown(a_last_round_of_tiles_is_cut, fake_set_up,
+                                        fake_tear_down),
+        cmocka_unit_test_setup_teardown(parts_keep_the_workspace_limit, fake_set_up,
+                                        fake_tear_down),
         cmocka_unit_test_setup_teardown(boxes_follow_the_columns, fake_set_up, fake_tear_down),
         cmocka_unit_test_setup_teardown(a_warm_call_only_enqueues, fake_set_up, fake_tear_down),
         cmocka_unit_test_setup_teardown(what_it_does_not_take_runs_on_sm80, fake_set_up,

@@ -16,6 +16,8 @@ static const struct {
     {"sm_90a", "fwd,bf16,b1h32k8,q8192k8192,d384,causal"},
     {"sm_90a", "fwd,bf16,b1h32k8,q8192k8192,d128,causal"},
     {"sm_90a", "fwd,f16,b1h32,q1024k1024,d192v128"},
+    {"sm_90a", "fwd,bf16,b1h1,q9216k9216,d512"},
+    {"sm_90a", "fwd,bf16,b1h2,q4096k4096,d256,causal,sink"},
     {"sm_90a", "fwd,f16,b2h16,q1000k1000,d72,mask=bool:bhqk,softcap30,alibi,sink,dropout0.1"},
     {"sm_90a", "fwd,f32,b1h4,q100k100,d1024"},
     {"sm_90a", "fwd,bf16,b8h32k4,q1k32768,d512"},

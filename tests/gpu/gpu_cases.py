@@ -279,6 +279,10 @@ def forward_cases():
     yield dense("every", 2, 4, 2, 100, 333, 320, mask=mask_of(2, 1, 100, 333, dtype=F32), p=0.2, softcap=5.0,
                 alibi=slopes(2, 4), sink=lambda: randn(4, dtype=F32), left=200, right=0)
     yield dense("huge scores", 1, 1, 1, 33, 65, 64, prepare=lambda q, k, v: (q * 1000, k * 1000, v), scale=1.0)
+    yield dense("parts", 1, 4, 2, 300, 2000, 512)
+    yield dense("parts causal", 2, 4, 2, 300, 1900, 256, sink=lambda: randn(4, dtype=F32), **causal)
+    yield dense("parts and whole tiles", 1, 1, 1, 9216, 2048, 512)
+    yield cached("parts of a cache", 2, 8, 2, 100, 2048, [1900, 105], 128, right=0)
     yield packed("varlen", [3, 130, 0, 77], [50, 130, 20, 0], 4, 2, 512, right=0)
     yield packed("varlen i64", [1, 200, 64], [300, 1, 64], 4, 1, 64, index=torch.int64)
     yield cached("decode", 3, 8, 2, 1, 1024, [1000, 5, 0], 512)

@@ -86,6 +86,19 @@ static void forward(sample *t, const char *family, const char *name)
     sample_free(t);
 }
 
+/* The same of a problem whose tiles are so few that their keys are cut into parts. */
+static void in_parts(sample *t, const char *family, const char *name)
+{
+    bool wanted;
+    if (on_gpu(family, &wanted) && wanted) {
+        ffpa_context *ctx = judge_context(family, NULL, 2);
+        const ffpa_report r = asked(ctx, t);
+        ffpa_context_destroy(ctx);
+        if (r.path[0] && r.splits < 2) fail_msg("%s: is not cut into parts", name);
+    }
+    forward(t, family, name);
+}
+
 /* The family has no forward, so the planner chooses both; it prefers this one wherever it can. */
 static void backward(sample *t, const char *family, const char *name)
 {
@@ -224,6 +237,16 @@ static void one_options(void **state)
     forward(t, family, "lengths of keys");
 }
 
+static void one_parts(void **state)
+{
+    static const char family[] = "cuda/sm90_one";
+    (void)state;
+    in_parts(BF16(2, 140, 1400, 128, 128), family, "parts");
+    in_parts(with_sink(causal(F16(2, 140, 1400, 256, 256))), family, "causal and sink");
+    in_parts(poisoned(BF16(2, 140, 1400, 320, 320)), family, "NaN");
+    in_parts(with_all(BF16(2, 140, 1400, 64, 64)), family, "all options");
+}
+
 /* ---- D from 257 to 576 ------------------------------------------------------------------------------- */
 
 static void pair(void **state)
@@ -255,6 +278,16 @@ static void pair_options(void **state)
     forward(with_all(BF16(2, 140, 140, 320, 320)), family, "all options");
     forward(with_mask(BF16(2, 140, 140, 448, 448)), family, "bool mask");
     forward(dropped(BF16(2, 140, 140, 448, 448)), family, "infinity and dropout");
+}
+
+static void pair_parts(void **state)
+{
+    static const char family[] = "cuda/sm90_pair";
+    (void)state;
+    in_parts(BF16(2, 140, 1400, 512, 512), family, "parts");
+    in_parts(with_sink(causal(F16(2, 140, 1400, 384, 384))), family, "causal and sink");
+    in_parts(poisoned(BF16(2, 140, 1400, 576, 576)), family, "NaN");
+    in_parts(with_mask(BF16(2, 140, 1400, 448, 448)), family, "bool mask");
 }
 
 /* ---- D above ------------------------------------------------------------------------------------------ */
@@ -365,9 +398,11 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one),
         cmocka_unit_test(one_options),
+        cmocka_unit_test(one_parts),
         cmocka_unit_test(pair),
         cmocka_unit_test(pair_range),
         cmocka_unit_test(pair_options),
+        cmocka_unit_test(pair_parts),
         cmocka_unit_test(spill),
         cmocka_unit_test(gradients),
         cmocka_unit_test(gradients_range),
