@@ -255,6 +255,15 @@ typedef struct dsink_args {
     int hq, reserved;
 } dsink_args;
 
+/* Where the blocks of P and dS of a chunk are in sm90/: 64 x 64 elements each. Line l is first + growth l blocks wide, twice: for each
+ * half of its rows. Where early rows see few keys, growth is not 0 and lines are those of a sequence; else lines of all sequences are
+ * numbered through. With before(l) of shapes.h, block (h, s, l, half, j) for keys 64 j .. 64 j + 63 is number
+ *   (h - h0) head + s sequence + before(l) - start + half (first + growth l) + j */
+typedef struct k_stairs {
+    int first, growth;
+    k_i64 head, sequence, start;
+} k_stairs;
+
 /* sm90/bwd_pds_sm90.cuh */
 typedef struct pds90_args {
     k_map q, dout;     /* boxes of 128 rows */
@@ -267,6 +276,7 @@ typedef struct pds90_args {
     k_scores scores;
     k_dropout dropout;
     k_chunk chunk;
+    k_stairs stairs;
     int hq, hk, group, reserved;
 } pds90_args;
 
@@ -280,6 +290,7 @@ typedef struct products_args {
     unsigned *ticket;  /* next tile */
     k_sequences seq;
     k_chunk chunk;
+    k_stairs stairs;
     float scale;       /* of dK and dQ */
     int hq, hk, group;
     int columns;       /* D or Dv */
@@ -317,6 +328,7 @@ FFPA_ARGS_SIZE(k_sequences, 104);
 FFPA_ARGS_SIZE(k_scores, 104);
 FFPA_ARGS_SIZE(k_dropout, 48);
 FFPA_ARGS_SIZE(k_chunk, 24);
+FFPA_ARGS_SIZE(k_stairs, 32);
 FFPA_ARGS_SIZE(k_map, 128);
 FFPA_ARGS_SIZE(fwd_args, 496);
 FFPA_ARGS_SIZE(k_parts, 32);
@@ -331,7 +343,7 @@ FFPA_ARGS_SIZE(delta_args, 240);
 FFPA_ARGS_SIZE(pds_args, 528);
 FFPA_ARGS_SIZE(renorm_args, 208);
 FFPA_ARGS_SIZE(gemm_args, 272);
-FFPA_ARGS_SIZE(pds90_args, 896);
+FFPA_ARGS_SIZE(pds90_args, 960);
 FFPA_ARGS_SIZE(products_args, 1280);
 FFPA_ARGS_SIZE(fused_args, 1088);
 FFPA_ARGS_SIZE(dmask_args, 224);

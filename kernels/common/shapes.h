@@ -57,12 +57,19 @@ FFPA_SHAPE int pair_shared_bytes(int d, int dv, int vrows, int stages)
 
 /* ---- backward on sm_90. Workspace blocks are 64 x 64 elements of 2 bytes. ---- */
 
+/* Blocks of the lines before line `l`, of which line 0 is `first` blocks wide and each next one `growth` wider (k_stairs of
+ * args.h); a line is two rows of blocks. */
+FFPA_SHAPE long long stairs_before(int first, int growth, long long l)
+{
+    return l * (2 * first + growth * (l - 1));
+}
+
 /* P and dS: a ring of 128 + 192 rows of 128 bytes, a staging tile of 64 x 192 for each of two warpgroups, work items
  * and barriers. `weights`: a second staging tile. */
 FFPA_SHAPE int pds90_stages(int weights) { return weights ? 3 : 4; }
 FFPA_SHAPE int pds90_shared_bytes(int weights)
 {
-    return pds90_stages(weights) * (128 + 192) * 128 + (weights ? 4 : 2) * 3 * 8192 + 1024;
+    return pds90_stages(weights) * (128 + 192) * 128 + (weights ? 4 : 2) * 3 * 8192 + 1280;
 }
 
 /* Products: their columns (a multiple of 64) are cut into wide tiles, 256 columns x 192 rows, and slim ones, 192 (64,

@@ -42,7 +42,8 @@ struct Shared {
     u8 staging[2][STAGING_BLOCKS * BLOCK];
     Item item[ITEMS];
     Sequence seq; // of the tile being loaded. The loading thread has few registers
-    Span seen[4]; // dQ: key blocks that each block of its rows sees
+    Span seen[4]; // dQ: key blocks that each block of its rows sees, and where they are: a block of key 0
+    i64 block[4];
     u64 full[STAGES], free[STAGES], raw[RAWS];
     int raw_slot[RAWS], raw_item[RAWS]; // to guard; slot -1: no more
     u64 read[RAWS]; // FFPA_EVERY_LANE
@@ -105,21 +106,21 @@ template <int WIDTH> FFPA_DEVICE void load_nothing(Shared &sm, Loads &r)
 template <int WIDTH> FFPA_DEVICE void load_queries(const products_args &a, Shared &sm, Loads &r, const Item &it)
 {
     typedef Tile<WIDTH> T;
-    const i64 row_bytes = a.chunk.ld / 64 * BLOCK;
     const int hk = it.head / a.group;
 #pragma unroll 1
     for (int i = 0; i < T::ROWS64; i++) {
         const int row = it.row + i * 64;
         sm.seen[i] = row >= it.begin && row < it.end ? keys_seen(a, sm.seq, row, min(row + 64, it.end)) : Span{0, 0};
+        sm.block[i] = block_at(a, it, it.heads.from, row / 64, 0);
     }
-    const u8 *src = (const u8 *)a.ds + block_at(a, it, it.heads.from, it.row / 64, it.blocks.from) * BLOCK;
 #pragma unroll 1
-    for (int j = it.blocks.from; j < it.blocks.to; j++, src += BLOCK) {
+    for (int j = it.blocks.from; j < it.blocks.to; j++) {
         const Slot to = open_slot<WIDTH>(sm, r, step_guarded(it, j));
 #pragma unroll
         for (int i = 0; i < T::ROWS64; i++) {
             const bool there = j >= sm.seen[i].from && j < sm.seen[i].to;
-            bulk_load(to.at + (T::CHUNKS + i) * BLOCK, there ? src + i * row_bytes : zeros, BLOCK, to.bar);
+            const u8 *src = there ? (const u8 *)a.ds + (sm.block[i] + j) * BLOCK : zeros;
+            bulk_load(to.at + (T::CHUNKS + i) * BLOCK, src, BLOCK, to.bar);
         }
         load_chunks<WIDTH>(to.at, to.bar, a.b[DQ], it.column, (int)sm.seq.k_row + j * 64, hk, (int)sm.seq.k_batch);
         ring_next<STAGES>(r);
@@ -130,20 +131,18 @@ template <int WIDTH> FFPA_DEVICE void load_queries(const products_args &a, Share
 template <int WIDTH> FFPA_DEVICE void load_keys(const products_args &a, Shared &sm, Loads &r, const Item &it)
 {
     typedef Tile<WIDTH> T;
-    const i64 row_bytes = a.chunk.ld / 64 * BLOCK;
     const int first = it.row / 64;
     const u8 *base = (const u8 *)(it.product == DV ? a.p : a.ds);
 #pragma unroll 1
     for (int head = it.heads.from; head < it.heads.to; head++) {
-        const u8 *src = base + block_at(a, it, head, it.blocks.from, first) * BLOCK;
 #pragma unroll 1
-        for (int j = it.blocks.from; j < it.blocks.to; j++, src += row_bytes) {
+        for (int j = it.blocks.from; j < it.blocks.to; j++) {
             Span seen = {first, first + (it.end - it.row + 63) / 64};
             if (j < it.clear.from || j >= it.clear.to) seen = keys_seen(a, sm.seq, j * 64, min(j * 64 + 64, sm.seq.nq));
             const int from = max(seen.from - first, 0), end = min(seen.to - first, (int)T::ROWS64);
             const Slot to = open_slot<WIDTH>(sm, r, step_guarded(it, j));
             const u32 blocks = to.at + T::CHUNKS * BLOCK;
-            bulk_load(blocks + from * BLOCK, src + from * BLOCK, (end - from) * BLOCK, to.bar);
+            bulk_load(blocks + from * BLOCK, base + block_at(a, it, head, j, first + from) * BLOCK, (end - from) * BLOCK, to.bar);
             if (FFPA_RANGE && from > 0) bulk_load(blocks, zeros, from * BLOCK, to.bar);
             if (end < T::ROWS64) bulk_load(blocks + end * BLOCK, zeros, (T::ROWS64 - end) * BLOCK, to.bar);
             load_chunks<WIDTH>(to.at, to.bar, a.b[it.product], it.column, (int)sm.seq.q_row + j * 64, a.chunk.h0 + head,

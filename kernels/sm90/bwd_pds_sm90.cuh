@@ -25,6 +25,7 @@
 #include "common/scores.cuh"
 #include "common/shapes.h"
 #include "sm90/ring_sm90.cuh"
+#include "sm90/stairs_sm90.cuh"
 #include "sm90/store_sm90.cuh"
 #include "sm90/wgmma_sm90.cuh"
 
@@ -43,7 +44,7 @@ static_assert(!FFPA_DMASK && (FFPA_MASK == 0 || FFPA_MASK == BOOL), "added masks
 
 // One tile.
 struct Item {
-    int line; // of the chunk, over its heads; -1: there are no more
+    int block, width; // of the line: its first block in the workspace, blocks of each half of it; block -1: there are no more tiles
     int head, row, key;
     int s, nq, nk, q_row; // its sequence
     KeyRange seen;        // FFPA_RANGE: query i of the sequence sees keys [lo + i, hi + i) of those that exist
@@ -53,6 +54,7 @@ struct Item {
 // A line of query rows: its sequence and first row there.
 struct Line {
     int s, nq, nk, q_row, k_row, row;
+    int block, width; // as of an item
     KeyRange seen;
 };
 
@@ -91,7 +93,10 @@ FFPA_DEVICE void enter_group(const pds90_args &a, Shared &sm, Walk &w)
         const int lo = key_range(c.left, c.right, c.top_left, row, s.nq, s.nk).lo;
         const int hi = key_range(c.left, c.right, c.top_left, last, s.nq, s.nk).hi;
         if (row < s.nq && lo < hi) w.from = lo / BN, w.to = (hi + BN - 1) / BN;
-        sm.line[lane] = {s.s, s.nq, s.nk, (int)s.q_row, (int)s.k_row, row, key_line(c, s.nq, s.nk)};
+        const int step = stairs_line(a.stairs, row / BM, line - row / BM);
+        const int block = (int)stairs_block(a.stairs, w.head, s.s, step);
+        sm.line[lane] = {s.s, s.nq, s.nk, (int)s.q_row, (int)s.k_row, row, block, stairs_width(a.stairs, step),
+                         key_line(c, s.nq, s.nk)};
     }
     w.tile = __reduce_min_sync(~0u, w.from < w.to ? w.from : 0x7fffffff);
     w.tile_end = __reduce_max_sync(~0u, w.to);
@@ -154,7 +159,7 @@ FFPA_DEVICE void load_tile(const pds90_args &a, Shared &sm, const Walk &w, u32 c
     const Line &l = sm.line[w.lane];
     const u32 n = count * (S_STEPS + DP_STEPS);
     const int key = w.tile * BN, whole = sees_whole(l, l.row, key) + 2 * sees_whole(l, l.row + 64, key);
-    sm.item[count % ITEMS] = {w.head * a.chunk.nt + w.group * LINES + w.lane, head, l.row, key, l.s, l.nq, l.nk,
+    sm.item[count % ITEMS] = {l.block, l.width, head, l.row, key, l.s, l.nq, l.nk,
                               q_packed ? l.q_row : l.s * a.seq.nq, l.seen, whole};
     const Box x = {l.q_row + l.row, head, q_packed ? 0 : l.s};
     const Box y = {l.k_row + w.tile * BN, head / a.group, k_packed ? 0 : l.s};
@@ -177,7 +182,7 @@ FFPA_DEVICE void load_tiles(const pds90_args &a, Shared &sm)
     }
     if ((threadIdx.x & 31) == 0) {
         const u32 n = count * (S_STEPS + DP_STEPS);
-        sm.item[count % ITEMS].line = -1;
+        sm.item[count % ITEMS].block = -1;
         mbar_wait(smem_addr(&sm.free[n % STAGES]), (n / STAGES & 1) ^ 1);
         mbar_arrive(smem_addr(&sm.full[n % STAGES]));
     }
@@ -211,7 +216,7 @@ struct Math {
 FFPA_DEVICE bool next_tile(Math &m)
 {
     mbar_wait(m.full + 8 * m.slot, m.parity);
-    return m.item[m.count++ % ITEMS].line >= 0;
+    return m.item[m.count++ % ITEMS].block >= 0;
 }
 
 // This thread's first row, within the tile.
@@ -241,9 +246,8 @@ FFPA_DEVICE void enter_tile(const pds90_args &a, Math &m)
         m.keys[half] = i >= it.nq ? 0 : FFPA_RANGE ? max(hi - lo, 0) : hi - key;
     }
     m.whole = it.whole >> m.wg & 1;
-    const int k_blocks = (int)(a.chunk.ld / 64);
-    m.block = (it.line * 2 + m.wg) * k_blocks + it.key / 64;
-    m.blocks = k_blocks - it.key / 64;
+    m.block = it.block + m.wg * it.width + it.key / 64;
+    m.blocks = it.width - it.key / 64;
     m.key = key;
     m.bh = it.s * a.hq + it.head, m.i = row;
     m.diagonal = row + it.nk - it.nq - key;

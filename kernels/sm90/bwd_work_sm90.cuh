@@ -3,6 +3,7 @@
 #include "common/scores.cuh"
 #include "common/shapes.h"
 #include "sm90/ptx_sm90.cuh"
+#include "sm90/stairs_sm90.cuh"
 
 static constexpr int COLUMNS = FFPA_COLUMNS, SLIM = slim_columns(COLUMNS), WIDES = wide_tiles(COLUMNS),
                      SLIMS = slim_tiles(COLUMNS), UNIT = unit_rows(COLUMNS), UNIT_TILES = unit_tiles(COLUMNS);
@@ -192,5 +193,6 @@ FFPA_DEVICE bool place_sum(const products_args &a, const Sequence &s, int head, 
 // The block of P or dS (head of the chunk, blocks of rows and of keys within the sequence), in blocks.
 FFPA_DEVICE i64 block_at(const products_args &a, const Item &it, int head, int row_block, int key_block)
 {
-    return (((i64)head * a.chunk.nt + it.line0 - a.chunk.t0) * (LINE / 64) + row_block) * (a.chunk.ld / 64) + key_block;
+    const int line = stairs_line(a.stairs, row_block / 2, it.line0);
+    return stairs_block(a.stairs, head, it.seq, line) + (row_block & 1) * stairs_width(a.stairs, line) + key_block;
 }

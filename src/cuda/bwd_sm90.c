@@ -212,6 +212,7 @@ static ffpa_status run_pds(const backward_pass *r)
                        .scores = r->scores,
                        .dropout = r->dropout,
                        .chunk = r->chunk,
+                       .stairs = backward_stairs(r),
                        .hq = r->hq,
                        .hk = r->hk,
                        .group = r->group};
@@ -229,6 +230,7 @@ static ffpa_status run_products_of(const backward_pass *r, int kernel, unsigned 
                           .ticket = ticket,
                           .seq = r->seq,
                           .chunk = r->chunk,
+                          .stairs = backward_stairs(r),
                           .scale = r->scores.scale,
                           .hq = r->hq,
                           .hk = r->hk,

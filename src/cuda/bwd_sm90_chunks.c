@@ -250,24 +250,25 @@ static void even_room(const problem *p, backward_choice *x, uint64_t least)
 static bool fit_rows(const problem *p, backward_choice *x, int64_t heads, int64_t group)
 {
     enum { LEAST = 6 }; /* lines: whole tiles of every kind */
-    const uint64_t line = backward_line_bytes(p, x), all = (uint64_t)x->lines;
+    const uint64_t line = backward_line_bytes(p), ld = (uint64_t)x->ld;
     const uint64_t kv_heads = (uint64_t)(heads < group ? 1 : heads / group);
     uint64_t budget = backward_budget(p);
     x->heads = (int)heads;
     x->rows = x->lines;
     x->room = 0;
     x->partial = heads < group;
+    const uint64_t all = backward_area(p, x, 0, x->lines);
     if (!x->partial && budget / line / (uint64_t)heads >= all) return true;
     const uint64_t sums = kv_heads * (x->dk_sums + x->dv_sums);
     x->partial = true;
     budget = budget > sums ? budget - sums : 0;
     const uint64_t fit = budget / line / (uint64_t)heads;
     if (heads < group && fit >= all) return true;
-    if (fit < LEAST) return false;
-    const int64_t most = (int64_t)fit / LEAST * LEAST;
+    if (fit < LEAST * ld) return false;
+    const int64_t most = (int64_t)(fit / ld) / LEAST * LEAST;
     if (keys_grow(p, x)) {
-        x->room = (uint64_t)most * (uint64_t)x->ld;
-        even_room(p, x, (uint64_t)LEAST * (uint64_t)x->ld);
+        x->room = x->growth ? fit : (uint64_t)most * ld;
+        even_room(p, x, LEAST * ld);
         return true;
     }
     const int64_t chunks = (x->lines + most - 1) / most;
@@ -291,6 +292,20 @@ bool products_keys_first(const ffpa_problem *a, int64_t lines, int64_t heads)
     return rows * heads >= a->nk;
 }
 
+/* Where each row sees one key more than the row before, from the first key on, P and dS are as wide as that. */
+static void stairs_start(const problem *p, backward_choice *x)
+{
+    const ffpa_problem *a = &p->ask;
+    const key_window w = args_window(a);
+    const int64_t shift = w.top_left ? 0 : a->nk - a->nq, first = w.right + shift;
+    const bool added = a->mask_dtype && a->mask_dtype != FFPA_BOOL; /* renorm knows even rows */
+    if (w.right < 0 || w.left >= 0 || first < 0 || first + a->nq > a->nk || added) return;
+    if (p->outputs & OUT_DMASK) return;
+    x->growth = 2;
+    x->first = 2 + (int)ceil_div(first, 64);
+    x->ld = ceil_div(x->first + 2 * (ceil_div(a->nq, LINE) - 1), 2) * LINE; /* of the last line */
+}
+
 void chunks_sm90_choose(const problem *p, const cuda_device *device, backward_choice *x)
 {
     const ffpa_problem *a = &p->ask;
@@ -299,8 +314,10 @@ void chunks_sm90_choose(const problem *p, const cuda_device *device, backward_ch
                .group = a->hq / a->hk,
                .sms = device->sms < MAX_SMS ? device->sms : MAX_SMS};
     double best = -1;
+    const bool dense = !(p->sources & (VARLEN_Q | VARLEN_K));
+    if (dense) stairs_start(p, x);
     backward_choose_chunk(p, x);
-    if (p->sources & (VARLEN_Q | VARLEN_K)) return; /* lengths are on the device */
+    if (!dense) return; /* lengths are on the device */
     for (int64_t chunks = 1, last = 0; chunks <= a->hk; chunks++) {
         const int64_t groups = (a->hk + chunks - 1) / chunks;
         if (groups != last) consider(&m, x, groups * m.group, &best);

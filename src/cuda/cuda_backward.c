@@ -33,10 +33,9 @@ bool backward_supports(const problem *p, const cuda_device *device, char *why, s
 
 size_t backward_padded(uint64_t bytes) { return (size_t)((bytes + 255) / 256 * 256); }
 
-uint64_t backward_line_bytes(const problem *p, const backward_choice *x)
+uint64_t backward_line_bytes(const problem *p)
 {
-    const uint64_t element = 2 * dtype_bytes(p->ask.dtype) + (p->outputs & OUT_DMASK ? 4 : 0);
-    return (uint64_t)ROWS * (uint64_t)x->ld * element;
+    return ROWS * (2 * dtype_bytes(p->ask.dtype) + (p->outputs & OUT_DMASK ? 4 : 0));
 }
 
 int64_t backward_keys_of(const problem *p, const backward_choice *x, int t0, int lines)
@@ -50,6 +49,40 @@ int64_t backward_keys_of(const problem *p, const backward_choice *x, int t0, int
     return keys < ROWS ? ROWS : ceil_div(keys, ROWS) * ROWS;
 }
 
+/* Blocks of a head before line t of all sequences. */
+static int64_t blocks_before(const problem *p, const backward_choice *x, int64_t t)
+{
+    const int64_t each = ceil_div(p->ask.nq, ROWS);
+    return t / each * stairs_before(x->first, x->growth, each) +
+           stairs_before(x->first, x->growth, t % each);
+}
+
+uint64_t backward_area(const problem *p, const backward_choice *x, int t0, int lines)
+{
+    enum { BLOCK_KEYS = 32 }; /* 64 x 64 elements are 32 keys of a line */
+    if (!x->growth) return (uint64_t)lines * (uint64_t)backward_keys_of(p, x, t0, lines);
+    return (uint64_t)(blocks_before(p, x, t0 + lines) - blocks_before(p, x, t0)) * BLOCK_KEYS;
+}
+
+k_stairs backward_stairs(const backward_pass *r)
+{
+    const backward_choice *x = r->x;
+    const k_chunk *c = &r->chunk;
+    if (!x->growth) {
+        const int wide = (int)(c->ld / 64);
+        return (k_stairs){.first = wide,
+                          .head = stairs_before(wide, 0, c->nt),
+                          .start = stairs_before(wide, 0, c->t0)};
+    }
+    const int64_t start = blocks_before(r->prob, x, c->t0);
+    return (k_stairs){
+        .first = x->first,
+        .growth = x->growth,
+        .head = blocks_before(r->prob, x, c->t0 + c->nt) - start,
+        .sequence = stairs_before(x->first, x->growth, ceil_div(r->prob->ask.nq, ROWS)),
+        .start = start};
+}
+
 int backward_lines_from(const problem *p, const backward_choice *x, int t0)
 {
     const int rest = x->lines - t0;
@@ -58,7 +91,7 @@ int backward_lines_from(const problem *p, const backward_choice *x, int t0)
         (int)(x->room / (uint64_t)x->ld) / CUT * CUT; /* so many fit, whatever they see */
     for (int more = lines + CUT; lines < rest; more += CUT) {
         if (more > rest) more = rest;
-        if ((uint64_t)more * (uint64_t)backward_keys_of(p, x, t0, more) > x->room) break;
+        if (backward_area(p, x, t0, more) > x->room) break;
         lines = more;
     }
     return lines < rest ? lines : rest;
@@ -102,7 +135,7 @@ void backward_choose_chunk(const problem *p, backward_choice *x)
 {
     const ffpa_problem *a = &p->ask;
     const int64_t group = a->hk > 0 ? a->hq / a->hk : 1;
-    const uint64_t bytes = backward_line_bytes(p, x), line = bytes ? bytes : 1;
+    const uint64_t bytes = backward_line_bytes(p) * (uint64_t)x->ld, line = bytes ? bytes : 1;
     const uint64_t lines = (uint64_t)(x->lines ? x->lines : 1);
     uint64_t budget = backward_budget(p);
     const uint64_t groups = budget / line / lines / (uint64_t)group;
@@ -131,7 +164,9 @@ static size_t place(size_t *end, uint64_t bytes)
 void backward_choose_layout(const problem *p, backward_choice *x)
 {
     const ffpa_problem *a = &p->ask;
-    const uint64_t area = x->room ? x->room : (uint64_t)x->rows * (uint64_t)x->ld;
+    const uint64_t area = x->room             ? x->room
+                          : x->rows < x->lines ? (uint64_t)x->rows * (uint64_t)x->ld
+                                               : backward_area(p, x, 0, x->lines);
     const uint64_t elements = (uint64_t)x->heads * area * ROWS;
     const uint64_t size = dtype_bytes(a->dtype);
     const int64_t group = a->hk > 0 ? a->hq / a->hk : 1;

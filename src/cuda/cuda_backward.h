@@ -23,7 +23,9 @@ typedef struct backward_choice {
     int key_lines;   /* the same of keys */
     int heads, rows; /* of a chunk: query heads, lines (at most so many, with `room`) */
     uint64_t
-        room; /* not 0: chunks of as many lines as leave lines x keys below this, for early rows see few keys */
+        room; /* not 0: chunks of as many lines as have at most this area, for early rows see few keys */
+    int first,
+        growth; /* not 0: each line has its own width in P and dS (k_stairs); dense, sm90 only */
     int pds_rows; /* of a block of the pds kernel */
     bool partial; /* a kv head takes several chunks */
     bool dmask_partial;
@@ -60,13 +62,18 @@ typedef struct backward_stages {
 /* Lines and ld; no kernels yet. */
 void backward_start(const problem *p, backward_choice *x);
 
-/* Bytes of P, dS and the mask's gradient for one head and one line; bytes for them and for partial sums. */
-uint64_t backward_line_bytes(const problem *p, const backward_choice *x);
+/* Bytes of P, dS and the mask's gradient for one head, one line and one key; keys that lines t0.. of a head take in
+ * all; bytes for P, dS and partial sums. */
+uint64_t backward_line_bytes(const problem *p);
+uint64_t backward_area(const problem *p, const backward_choice *x, int t0, int lines);
 uint64_t backward_budget(const problem *p);
 
 /* Lines of the chunk that begins with line t0; keys of a row of its P and dS. */
 int backward_lines_from(const problem *p, const backward_choice *x, int t0);
 int64_t backward_keys_of(const problem *p, const backward_choice *x, int t0, int lines);
+
+/* Where the blocks of P and dS of a chunk are (sm90). */
+k_stairs backward_stairs(const backward_pass *r);
 
 /* The largest chunk that fits. Then the layout, and the kernels that all families share, whose blocks must fit a
  * grid. */
