@@ -303,7 +303,8 @@ static void stairs_start(const problem *p, backward_choice *x)
     if (p->outputs & OUT_DMASK) return;
     x->growth = 2;
     x->first = 2 + (int)ceil_div(first, 64);
-    x->ld = ceil_div(x->first + 2 * (ceil_div(a->nq, LINE) - 1), 2) * LINE; /* of the last line */
+    x->ld =
+        ceil_div(x->first + 2 * (ceil_div(a->nq, LINE) - 1), 2) * LINE; /* of the last line */
 }
 
 void chunks_sm90_choose(const problem *p, const cuda_device *device, backward_choice *x)

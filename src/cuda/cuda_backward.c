@@ -75,12 +75,12 @@ k_stairs backward_stairs(const backward_pass *r)
                           .start = stairs_before(wide, 0, c->t0)};
     }
     const int64_t start = blocks_before(r->prob, x, c->t0);
-    return (k_stairs){
-        .first = x->first,
-        .growth = x->growth,
-        .head = blocks_before(r->prob, x, c->t0 + c->nt) - start,
-        .sequence = stairs_before(x->first, x->growth, ceil_div(r->prob->ask.nq, ROWS)),
-        .start = start};
+    return (k_stairs){.first = x->first,
+                      .growth = x->growth,
+                      .head = blocks_before(r->prob, x, c->t0 + c->nt) - start,
+                      .sequence =
+                          stairs_before(x->first, x->growth, ceil_div(r->prob->ask.nq, ROWS)),
+                      .start = start};
 }
 
 int backward_lines_from(const problem *p, const backward_choice *x, int t0)
@@ -164,7 +164,7 @@ static size_t place(size_t *end, uint64_t bytes)
 void backward_choose_layout(const problem *p, backward_choice *x)
 {
     const ffpa_problem *a = &p->ask;
-    const uint64_t area = x->room             ? x->room
+    const uint64_t area = x->room              ? x->room
                           : x->rows < x->lines ? (uint64_t)x->rows * (uint64_t)x->ld
                                                : backward_area(p, x, 0, x->lines);
     const uint64_t elements = (uint64_t)x->heads * area * ROWS;

@@ -105,6 +105,42 @@ static void what_it_does_not_take_goes_on(void **state)
     assert_string_equal(ffpa_last_path(), "cuda/sm80/backward");
 }
 
+/* Keys that the last row of line l sees. */
+static int64_t keys_of_line(const device_call *c, const products_args *g, int64_t l)
+{
+    const int64_t nq = c->f.q.shape[2], nk = c->f.k.shape[2];
+    const int64_t row = (l + 1) * 128 < nq ? l * 128 + 127 : nq - 1;
+    const int64_t hi = row + 1 + g->right + (g->top_left ? 0 : nk - nq);
+    return g->right < 0 || hi > nk ? nk : hi;
+}
+
+/* Bytes of P of a chunk. Its lines must not share a block, and have one for each key that they see. */
+static size_t place_lines(const device_call *c, const products_args *g)
+{
+    enum { MOST = 1 << 18 };
+    static bool taken[MOST];
+    const k_stairs *x = &g->stairs;
+    const int64_t each = (c->f.q.shape[2] + 127) / 128;
+    int64_t end = 0;
+    bool shared = false, narrow = false;
+    memset(taken, 0, sizeof taken);
+    for (int64_t h = 0; h < g->chunk.nh; h++)
+        for (int64_t t = g->chunk.t0; t < g->chunk.t0 + g->chunk.nt; t++) {
+            const int64_t line = x->growth ? t % each : t, width = x->first + x->growth * line;
+            const int64_t at = h * x->head + t / each * x->sequence +
+                               stairs_before(x->first, x->growth, line) - x->start;
+            assert_true(at >= 0 && at + 2 * width <= MOST);
+            narrow |= width * 64 < keys_of_line(c, g, t % each);
+            for (int64_t b = at; b < at + 2 * width; b++) {
+                shared |= taken[b];
+                taken[b] = true;
+            }
+            end = at + 2 * width > end ? at + 2 * width : end;
+        }
+    assert_false(shared || narrow);
+    return (size_t)end * 8192;
+}
+
 /* Keeps the book on which lines of which heads a run covers, and on keys' sums. */
 static void check_chunks(const device_call *c, int lines)
 {
@@ -116,7 +152,7 @@ static void check_chunks(const device_call *c, int lines)
         if (!is(&FAKE.launches[i], "products")) continue;
         const products_args g = products_of(&FAKE.launches[i]);
         const k_chunk k = g.chunk;
-        const size_t bytes = (size_t)k.nh * (size_t)k.nt * 128 * (size_t)k.ld * 2;
+        const size_t bytes = place_lines(c, &g);
         const size_t heads = (size_t)((k.nh + g.group - 1) / g.group);
         const size_t sums = heads * (size_t)g.key_units * (size_t)unit_tiles(g.columns) *
                             (size_t)part_elements(g.columns) * 4;
@@ -141,6 +177,8 @@ static void chunks_cover_everything_once_within_the_limit(void **state)
     } cases[] = {{"bwd,bf16,b1h8k2,q4096k4096,d64,alibi", 32},
                  {"bwd,bf16,b1h6k2,q4096k4096,d448,causal", 32},
                  {"bwd,bf16,b2h6k2,q3000k3500,d448,causal", 48},
+                 {"bwd,bf16,b2h6k2,q3000k3500,d448,causal_tl", 48},
+                 {"bwd,bf16,b2h2,q3000k2000,d448,causal", 48},
                  {"bwd,bf16,b1h6k1,q4096k2000,d448,win500:100", 32},
                  {"bwd,bf16,b1h2k1,q5000k16384,d320", 40},
                  {"bwd,bf16,b2h3k3,q2048k4000,d128,alibi", 32}};
@@ -163,21 +201,42 @@ static void chunks_of_causal_rows_are_of_equal_size(void **state)
     device_call c;
     int chunks = 0;
     size_t least = (size_t)-1, most = 0;
-    device_call_make(&c, "bwd,bf16,b1h32k8,q8192k8192,d256,causal", 0);
+    device_call_make(&c, "bwd,bf16,b1h2,q16384k16384,d512,causal", 0);
+    c.g.workspace_limit_bytes = (size_t)256 << 20;
     assert_ok(backward(*state, &c));
-    assert_true(c.g.workspace_bytes <= (size_t)1 << 30);
+    assert_true(c.g.workspace_bytes <= c.g.workspace_limit_bytes);
     for (int i = 0; i < FAKE.launch_count; i++) {
         if (!is(&FAKE.launches[i], "products")) continue;
-        const k_chunk k = products_of(&FAKE.launches[i]).chunk;
-        const size_t size = (size_t)k.nt * (size_t)k.ld;
+        const products_args g = products_of(&FAKE.launches[i]);
+        const k_chunk k = g.chunk;
+        const size_t size = place_lines(&c, &g);
         assert_int_equal(k.ld, (k.t0 + k.nt) * 128);
-        if (k.t0 + k.nt == 64) continue; /* what is left over */
+        if (k.t0 + k.nt == 128) continue; /* what is left over */
         least = size < least ? size : least;
         most = size > most ? size : most;
         chunks++;
     }
-    assert_true(chunks >= 4 && least * 4 >= most * 3);
-    check_chunks(&c, 64);
+    assert_true(chunks >= 3 && least * 4 >= most * 3);
+    check_chunks(&c, 128);
+}
+
+/* And each row of P and dS is as wide as it sees: whole heads of twice as many bytes fit. */
+static void causal_rows_take_what_they_fill(void **state)
+{
+    device_call c;
+    size_t bytes[2];
+    for (int causal = 0; causal < 2; causal++) {
+        device_call_make(&c,
+                         causal ? "bwd,bf16,b2h2,q4096k4096,d512,causal"
+                                : "bwd,bf16,b2h2,q4096k4096,d512",
+                         0);
+        FAKE.launch_count = 0;
+        assert_ok(backward(*state, &c));
+        assert_int_equal(FAKE.launch_count, 3);
+        bytes[causal] = c.g.workspace_bytes;
+        check_chunks(&c, 64);
+    }
+    assert_true(bytes[1] * 100 < bytes[0] * 54);
 }
 
 static void packed_sequences_need_no_lengths_on_the_host(void **state)
@@ -212,6 +271,7 @@ int main(void)
         TEST(what_it_does_not_take_goes_on),
         TEST(chunks_cover_everything_once_within_the_limit),
         TEST(chunks_of_causal_rows_are_of_equal_size),
+        TEST(causal_rows_take_what_they_fill),
         TEST(packed_sequences_need_no_lengths_on_the_host),
         TEST(every_call_may_fail),
         TEST(the_host_needs_microseconds),
