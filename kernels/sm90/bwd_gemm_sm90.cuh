@@ -42,8 +42,7 @@ struct Shared {
     u8 staging[2][STAGING_BLOCKS * BLOCK];
     Item item[ITEMS];
     Sequence seq; // of the tile being loaded. The loading thread has few registers
-    Span seen[4]; // dQ: key blocks that each block of its rows sees, and where they are: a block of key 0
-    i64 block[4];
+    Span seen[4]; // dQ: key blocks that each block of its rows sees
     u64 full[STAGES], free[STAGES], raw[RAWS];
     int raw_slot[RAWS], raw_item[RAWS]; // to guard; slot -1: no more
     u64 read[RAWS]; // FFPA_EVERY_LANE
@@ -106,21 +105,24 @@ template <int WIDTH> FFPA_DEVICE void load_nothing(Shared &sm, Loads &r)
 template <int WIDTH> FFPA_DEVICE void load_queries(const products_args &a, Shared &sm, Loads &r, const Item &it)
 {
     typedef Tile<WIDTH> T;
-    const int hk = it.head / a.group;
+    const int hk = it.head / a.group, first = it.row / 64, first_width = width_at(a, it, first);
 #pragma unroll 1
     for (int i = 0; i < T::ROWS64; i++) {
         const int row = it.row + i * 64;
         sm.seen[i] = row >= it.begin && row < it.end ? keys_seen(a, sm.seq, row, min(row + 64, it.end)) : Span{0, 0};
-        sm.block[i] = block_at(a, it, it.heads.from, row / 64, 0);
     }
+    const u8 *src = (const u8 *)a.ds + block_at(a, it, it.heads.from, first, it.blocks.from) * BLOCK;
 #pragma unroll 1
-    for (int j = it.blocks.from; j < it.blocks.to; j++) {
+    for (int j = it.blocks.from; j < it.blocks.to; j++, src += BLOCK) {
         const Slot to = open_slot<WIDTH>(sm, r, step_guarded(it, j));
+        const u8 *row = src;
+        int width = first_width;
 #pragma unroll
         for (int i = 0; i < T::ROWS64; i++) {
             const bool there = j >= sm.seen[i].from && j < sm.seen[i].to;
-            const u8 *src = there ? (const u8 *)a.ds + (sm.block[i] + j) * BLOCK : zeros;
-            bulk_load(to.at + (T::CHUNKS + i) * BLOCK, src, BLOCK, to.bar);
+            bulk_load(to.at + (T::CHUNKS + i) * BLOCK, there ? row : zeros, BLOCK, to.bar);
+            row += (i64)width * BLOCK;
+            width = stairs_down(a.stairs, first + i, width);
         }
         load_chunks<WIDTH>(to.at, to.bar, a.b[DQ], it.column, (int)sm.seq.k_row + j * 64, hk, (int)sm.seq.k_batch);
         ring_next<STAGES>(r);
@@ -135,6 +137,8 @@ template <int WIDTH> FFPA_DEVICE void load_keys(const products_args &a, Shared &
     const u8 *base = (const u8 *)(it.product == DV ? a.p : a.ds);
 #pragma unroll 1
     for (int head = it.heads.from; head < it.heads.to; head++) {
+        const u8 *src = base + block_at(a, it, head, it.blocks.from, first) * BLOCK;
+        int width = width_at(a, it, it.blocks.from);
 #pragma unroll 1
         for (int j = it.blocks.from; j < it.blocks.to; j++) {
             Span seen = {first, first + (it.end - it.row + 63) / 64};
@@ -142,7 +146,9 @@ template <int WIDTH> FFPA_DEVICE void load_keys(const products_args &a, Shared &
             const int from = max(seen.from - first, 0), end = min(seen.to - first, (int)T::ROWS64);
             const Slot to = open_slot<WIDTH>(sm, r, step_guarded(it, j));
             const u32 blocks = to.at + T::CHUNKS * BLOCK;
-            bulk_load(blocks + from * BLOCK, base + block_at(a, it, head, j, first + from) * BLOCK, (end - from) * BLOCK, to.bar);
+            bulk_load(blocks + from * BLOCK, src + from * BLOCK, (end - from) * BLOCK, to.bar);
+            src += (i64)width * BLOCK;
+            width = stairs_down(a.stairs, j, width);
             if (FFPA_RANGE && from > 0) bulk_load(blocks, zeros, from * BLOCK, to.bar);
             if (end < T::ROWS64) bulk_load(blocks + end * BLOCK, zeros, (T::ROWS64 - end) * BLOCK, to.bar);
             load_chunks<WIDTH>(to.at, to.bar, a.b[it.product], it.column, (int)sm.seq.q_row + j * 64, a.chunk.h0 + head,

@@ -190,9 +190,15 @@ FFPA_DEVICE bool place_sum(const products_args &a, const Sequence &s, int head, 
     return true;
 }
 
+// Blocks of a row of blocks of P or dS.
+FFPA_DEVICE int width_at(const products_args &a, const Item &it, int row_block)
+{
+    return stairs_width(a.stairs, stairs_line(a.stairs, row_block / 2, it.line0));
+}
+
 // The block of P or dS (head of the chunk, blocks of rows and of keys within the sequence), in blocks.
 FFPA_DEVICE i64 block_at(const products_args &a, const Item &it, int head, int row_block, int key_block)
 {
     const int line = stairs_line(a.stairs, row_block / 2, it.line0);
-    return stairs_block(a.stairs, head, it.seq, line) + (row_block & 1) * stairs_width(a.stairs, line) + key_block;
+    return stairs_block(a.stairs, head, it.seq, line) + (row_block & 1) * width_at(a, it, row_block) + key_block;
 }
