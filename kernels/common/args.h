@@ -267,7 +267,7 @@ typedef struct k_stairs {
 /* sm90/bwd_pds_sm90.cuh */
 typedef struct pds90_args {
     k_map q, dout;     /* boxes of 128 rows */
-    k_map k, v;        /* boxes of 192 rows */
+    k_map k, v;        /* boxes of FFPA_BN rows */
     k_tensor lse;
     const float *delta;
     void *p, *ds;      /* as in pds_args, but in blocks (README: workspaces) */
@@ -278,6 +278,7 @@ typedef struct pds90_args {
     k_chunk chunk;
     k_stairs stairs;
     int hq, hk, group, reserved;
+    float *dbias;      /* as in pds_args, rows of ld elements */
 } pds90_args;
 
 /* sm90/bwd_gemm_sm90.cuh: products dV (0), dK (1), dQ (2) with as many columns, in one launch */

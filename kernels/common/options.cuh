@@ -48,6 +48,9 @@
 #ifndef FFPA_DMASK
 #    define FFPA_DMASK 0
 #endif
+#ifndef FFPA_BLOCKS
+#    define FFPA_BLOCKS 0
+#endif
 #ifndef FFPA_KEYS
 #    define FFPA_KEYS 0
 #endif

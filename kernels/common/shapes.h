@@ -64,12 +64,16 @@ FFPA_SHAPE long long stairs_before(int first, int growth, long long l)
     return l * (2 * first + growth * (l - 1));
 }
 
-/* P and dS: a ring of 128 + 192 rows of 128 bytes, a staging tile of 64 x 192 for each of two warpgroups, work items
- * and barriers. `weights`: a second staging tile. */
-FFPA_SHAPE int pds90_stages(int weights) { return weights ? 3 : 4; }
-FFPA_SHAPE int pds90_shared_bytes(int weights)
+/* P and dS: for each of two warpgroups `tiles` staging tiles of 64 rows x `bn` keys; a ring of 128 + bn rows of 128 bytes, as long as
+ * there is room for; work items and barriers. */
+FFPA_SHAPE int pds90_staging_bytes(int bn, int tiles) { return 2 * tiles * bn * 128; }
+FFPA_SHAPE int pds90_stages(int bn, int tiles)
 {
-    return pds90_stages(weights) * (128 + 192) * 128 + (weights ? 4 : 2) * 3 * 8192 + 1280;
+    return (226 * 1024 - pds90_staging_bytes(bn, tiles)) / ((128 + bn) * 128);
+}
+FFPA_SHAPE int pds90_shared_bytes(int bn, int tiles)
+{
+    return pds90_stages(bn, tiles) * (128 + bn) * 128 + pds90_staging_bytes(bn, tiles) + 1280;
 }
 
 /* Products: their columns (a multiple of 64) are cut into wide tiles, 256 columns x 192 rows, and slim ones, 192 (64,

@@ -2,6 +2,7 @@
 // with a pair that nobody sees, three warps take such elements out of the operand before wgmma reads it; what does see
 // them gets them back at the end of the tile. All other elements keep every bit.
 #pragma once
+#include "common/blocks.cuh"
 #include "common/tiles.cuh"
 #include "sm90/bwd_work_sm90.cuh"
 
@@ -39,7 +40,7 @@ FFPA_DEVICE bool guard_clean(u32 data, int bytes)
 // Element (row, column) of a block of P or dS.
 FFPA_DEVICE float weight_in(const u8 *block, int row, int column)
 {
-    return element_get(block, row * 64 + ((column >> 3) ^ (row & 7)) * 8 + (column & 7), DTYPE);
+    return element_get(block, block_element(row, column), DTYPE);
 }
 
 // What guarded steps left out of one element of dV or dK (row: a key) or dQ: 0, Inf or NaN.
@@ -65,7 +66,7 @@ FFPA_DEVICE float left_out(const products_args &a, const Item &it, const Sequenc
             const KeyRange seen = key_range(a.left, a.right, a.top_left, i, s.nq, s.nk);
             if (fabsf(v) < FFPA_INF || j < seen.lo || j >= seen.hi) continue;
             const float p = weight_in(base + block_at(a, it, head, i / 64, j / 64) * BLOCK, i % 64, j % 64);
-            if (!FFPA_MASK || p != 0.0f) sum += p * v; // a dropped weight lets NaN of dO through; a masked pair does not
+            if (!FFPA_MASK || !unseen(p)) sum += p * v;
         }
     }
     return sum;

@@ -21,6 +21,7 @@
 //
 // Registers of a math thread: S 96, dP 96, row state and addresses 48. Shared: ring 4 x 40 KiB, staging 2 x 24 KiB.
 // Blocks with a visible pair are written whole, zeros included; the products read no other.
+#include "common/blocks.cuh"
 #include "common/dropout.cuh"
 #include "common/scores.cuh"
 #include "common/shapes.h"
@@ -29,18 +30,20 @@
 #include "sm90/store_sm90.cuh"
 #include "sm90/wgmma_sm90.cuh"
 
-static constexpr int BM = 128, BN = 192, GROUPS = BN / 16;
+static constexpr int BM = 128, BN = FFPA_BN, GROUPS = BN / 16, BLOCKS = BN / 64;
 static constexpr int S_STEPS = shape_panels(FFPA_D, 2), DP_STEPS = shape_panels(FFPA_DV, 2);
 static constexpr int ITEMS = 8;      // more than tiles that can be under way: a ring holds STAGES of their steps
 static constexpr int LINES = 16;     // lines of query rows that share keys in L2
 static constexpr int SPREAD = 6;     // P and dS are worked off under this many steps, if there are as many
 static constexpr u32 BLOCK = 8192, A_BYTES = BM * 128, SLOT = (BM + BN) * 128, STAGING = BN / 64 * BLOCK;
 static constexpr bool SELECTS = ROW_MASKS || FFPA_VARLEN; // may a tile hold pairs whose weight is 0 whatever dP is?
-static constexpr bool SCORED = FFPA_MASK; // do scores come from the shared code? It wants more registers
-static constexpr bool WEIGHTED = FFPA_SOFTCAP || FFPA_DROPOUT; // is P not what dP - delta is multiplied by?
-static constexpr int STAGES = pds90_stages(WEIGHTED);
-static_assert(FFPA_SOFTCAP + FFPA_ALIBI + FFPA_DROPOUT + (FFPA_MASK != 0) <= 1, "registers for one option");
-static_assert(!FFPA_DMASK && (FFPA_MASK == 0 || FFPA_MASK == BOOL), "added masks are for sm80");
+static constexpr bool SCORED = FFPA_MASK || BN == 128; // do scores come from the shared code? It wants more registers
+static constexpr bool SLOPES = FFPA_SOFTCAP && FFPA_DMASK; // is the softcap's slope kept by itself? The mask's gradient is without it
+static constexpr bool WEIGHTED = FFPA_DROPOUT || (FFPA_SOFTCAP && !FFPA_DMASK); // is P not what dP - delta is multiplied by?
+static constexpr int TILES = 1 + WEIGHTED + SLOPES, STAGES = pds90_stages(BN, TILES);
+static constexpr u32 WEIGHTS = WEIGHTED ? STAGING : 0, SLOPE = (TILES - 1) * STAGING; // where they are, from P on
+static_assert(BN == 128 || (BN == 192 && !FFPA_DMASK && (FFPA_MASK == 0 || FFPA_MASK == BOOL)), "registers for bool masks");
+static_assert(BN == 128 || FFPA_SOFTCAP + FFPA_ALIBI + FFPA_DROPOUT + (FFPA_MASK != 0) <= 1, "registers for one option");
 
 // One tile.
 struct Item {
@@ -60,12 +63,12 @@ struct Line {
 
 struct Shared {
     u8 slot[STAGES][SLOT];
-    u8 staging[2][WEIGHTED ? 2 : 1][STAGING];
+    u8 staging[2][TILES][STAGING];
     Item item[ITEMS];
     Line line[LINES]; // of the group that the walk is in
     u64 full[STAGES], free[STAGES];
 };
-static_assert(sizeof(Shared) <= pds90_shared_bytes(WEIGHTED) && sizeof(Shared) <= 227 * 1024, "shared budget");
+static_assert(sizeof(Shared) <= pds90_shared_bytes(BN, TILES) && sizeof(Shared) <= 227 * 1024, "shared budget");
 
 // ---- loading
 
@@ -205,6 +208,7 @@ struct Math {
     float delta[2];     // from then on
     bool whole;         // every row sees every key, as far as ranges and lengths go
     ScoreRow row[2];    // SCORED
+    float *dbias;       // FFPA_DMASK: this thread's first pair
     float alibi;        // FFPA_ALIBI: slope in base 2; key on the first row's diagonal, from this thread's first
     int diagonal;
     int bh, i;          // FFPA_DROPOUT: sequence and head, first row
@@ -251,6 +255,7 @@ FFPA_DEVICE void enter_tile(const pds90_args &a, Math &m)
     m.key = key;
     m.bh = it.s * a.hq + it.head, m.i = row;
     m.diagonal = row + it.nk - it.nq - key;
+    if (FFPA_DMASK) m.dbias = a.dbias + ((i64)it.line * BM + thread_row()) * a.chunk.ld + key;
     if (FFPA_ALIBI) m.alibi = c.alibi[it.s * c.alibi_sb + it.head * c.alibi_sh] * LOG2E;
 }
 
@@ -293,15 +298,14 @@ FFPA_DEVICE void weights_plain(const pds90_args &a, const Math &m, const float *
     }
 }
 
-// The same of scores with options.
-FFPA_DEVICE void weights_scored(const pds90_args &a, const Math &m, const float *s, int g, float (&p)[8])
+// SCORED: what the scores of these columns have added, -inf where the row does not see the key.
+FFPA_DEVICE void load_bias(const Math &m, float (&bias)[8], int g)
 {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        const int half = i >> 1 & 1;
-        const float t = score_capped(a.scores, s[i]);
-        const float v = score(a.scores, m.row[half], t, m.key + 16 * g + (i >> 2) * 8 + (i & 1), m.whole);
-        p[i] = exp_of(v - m.lse[half]); // 0 where v is -inf, for LSE is not
+        float x;
+        const bool seen = score_bias(m.row[i >> 1 & 1], m.key + 16 * g + (i >> 2) * 8 + (i & 1), m.whole, x);
+        bias[i] = seen ? x : -FFPA_INF;
     }
 }
 
@@ -315,14 +319,11 @@ FFPA_DEVICE u32 group_at(const Math &m, int g) { return m.base + (g >> 2) * BLOC
 FFPA_DEVICE void group_p(const pds90_args &a, const Math &m, const float (&s)[BN / 2], int g)
 {
     float p[8], weight[8];
-    if (SCORED)
-        weights_scored(a, m, s + 8 * g, g, p);
-    else
-        weights_plain(a, m, s + 8 * g, g, p, weight);
+    weights_plain(a, m, s + 8 * g, g, p, weight);
     if (FFPA_SOFTCAP) {
 #pragma unroll
         for (int i = 0; i < 8; i++) weight[i] *= p[i];
-        put_group(group_at(m, g) + STAGING, weight);
+        put_group(group_at(m, g) + WEIGHTS, weight);
     }
     put_group(group_at(m, g), p);
 }
@@ -346,7 +347,38 @@ FFPA_DEVICE void group_p_dropped(const pds90_args &a, const Math &m, const float
         weight[i] = pack2(keeps[0] ? p[0] : -p[0], keeps[1] ? p[1] : -p[1]);
         kept[i] = pack2(keeps[0] ? p[0] * a.dropout.keep_scale : 0.0f, keeps[1] ? p[1] * a.dropout.keep_scale : 0.0f);
     }
-    stmatrix4(group_at(m, g) + STAGING, weight[0], weight[1], weight[2], weight[3]);
+    stmatrix4(group_at(m, g) + WEIGHTS, weight[0], weight[1], weight[2], weight[3]);
+    stmatrix4(group_at(m, g), kept[0], kept[1], kept[2], kept[3]);
+}
+
+// The same with any options, two pairs at a time. Weights of -0 are of unseen pairs: one that is dropped and too small for the dtype
+// becomes 0, for then nothing tells it from one that is kept.
+FFPA_DEVICE void group_p_scored(const pds90_args &a, const Math &m, const float (&s)[BN / 2], int g, const float (&bias)[8])
+{
+    constexpr float LEAST = DTYPE == F16 ? 0x1p-24f : 0x1p-126f;
+    u32 kept[4], weight[4], slope[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int half = i & 1, key = m.key + 16 * g + (i >> 1) * 8;
+        float p[2], w[2], bend[2];
+        bool keeps[2] = {true, true};
+        if (FFPA_DROPOUT) drop_keeps2(m.drop, m.bh, m.i + half * 8, key, keeps);
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const float x = s[8 * g + 2 * i + e], bent = FFPA_SOFTCAP ? tanh_near(x * m.cap_scale) : 0.0f;
+            const float t = FFPA_SOFTCAP ? a.scores.softcap * bent : a.scores.scale * x, b = bias[2 * i + e];
+            const float v = score_of(a.scores, m.row[half], t, key + e, b != -FFPA_INF, b);
+            bend[e] = 1.0f - bent * bent;
+            w[e] = p[e] = v == -FFPA_INF ? -0.0f : exp_of(v - m.lse[half]);
+            if (FFPA_SOFTCAP && !SLOPES) w[e] = v == -FFPA_INF ? -0.0f : w[e] * bend[e];
+            if (!FFPA_DROPOUT) continue;
+            p[e] = keeps[e] || v == -FFPA_INF ? p[e] * a.dropout.keep_scale : 0.0f;
+            if (!keeps[e] && v != -FFPA_INF) w[e] = w[e] < LEAST ? 0.0f : -w[e];
+        }
+        kept[i] = pack2(p[0], p[1]), weight[i] = pack2(w[0], w[1]), slope[i] = pack2(bend[0], bend[1]);
+    }
+    if (WEIGHTED) stmatrix4(group_at(m, g) + WEIGHTS, weight[0], weight[1], weight[2], weight[3]);
+    if (SLOPES) stmatrix4(group_at(m, g) + SLOPE, slope[0], slope[1], slope[2], slope[3]);
     stmatrix4(group_at(m, g), kept[0], kept[1], kept[2], kept[3]);
 }
 
@@ -357,24 +389,33 @@ FFPA_DEVICE float ds_of(const pds90_args &a, float w, float dp, float delta)
     return (FFPA_DROPOUT ? fabsf(w) : w) * (dp - delta);
 }
 
-// The same columns of dS: weights from the staging tile, dP from registers, dS in the place of P. Where a tile holds unseen pairs
-// a weight of 0 stands for one, whose dP may be anything.
+// Is a weight of two that of a pair that nobody sees?
+FFPA_DEVICE bool low_unseen(u32 two) { return SCORED ? (two & 0xffff) == UNSEEN : low_of(two) == 0.0f; }
+FFPA_DEVICE bool high_unseen(u32 two) { return SCORED ? two >> 16 == UNSEEN : high_of(two) == 0.0f; }
+
+// The same columns of dS: weights from the staging tile, dP from registers, dS in the place of P. Where a pair is not seen
+// dP may be anything.
 FFPA_DEVICE void group_ds(const pds90_args &a, const Math &m, const float (&dp)[BN / 2], int g)
 {
     const u32 at = group_at(m, g);
-    u32 w[4], ds[4];
-    ldmatrix4(w, WEIGHTED ? at + STAGING : at);
+    u32 w[4], ds[4], slope[4];
+    ldmatrix4(w, at + WEIGHTS);
+    if (SLOPES) ldmatrix4(slope, at + SLOPE);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const float x = ds_of(a, low_of(w[i]), dp[8 * g + 2 * i], m.delta[i & 1]);
-        const float y = ds_of(a, high_of(w[i]), dp[8 * g + 2 * i + 1], m.delta[i & 1]);
+        float x = ds_of(a, low_of(w[i]), dp[8 * g + 2 * i], m.delta[i & 1]);
+        float y = ds_of(a, high_of(w[i]), dp[8 * g + 2 * i + 1], m.delta[i & 1]);
+        if (FFPA_DMASK && m.blocks > 0)
+            *(float2 *)(m.dbias + (i & 1) * 8 * a.chunk.ld + 16 * g + (i >> 1) * 8) =
+                make_float2(low_unseen(w[i]) ? 0.0f : x, high_unseen(w[i]) ? 0.0f : y);
+        if (SLOPES) x *= low_of(slope[i]), y *= high_of(slope[i]);
         ds[i] = pack2(x, y);
     }
     if (FFPA_MASK || (SELECTS && !m.whole)) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            if (low_of(w[i]) == 0.0f) ds[i] &= 0xffff0000u;
-            if (high_of(w[i]) == 0.0f) ds[i] &= 0x0000ffffu;
+            if (low_unseen(w[i])) ds[i] = ds[i] & 0xffff0000u | (SCORED ? UNSEEN : 0);
+            if (high_unseen(w[i])) ds[i] = ds[i] & 0x0000ffffu | (SCORED ? UNSEEN << 16 : 0);
         }
     }
     stmatrix4(at, ds[0], ds[1], ds[2], ds[3]);
@@ -385,7 +426,7 @@ FFPA_DEVICE void group_ds(const pds90_args &a, const Math &m, const float (&dp)[
 FFPA_DEVICE void finish_block(const Math &m, void *dst, int b)
 {
     fence_async_proxy();
-    if (m.elected) bulk_wait_read<1>();
+    if (m.elected) bulk_wait_read<BLOCKS - 2>();
     named_sync<128>(1 + m.wg);
     if (!m.elected) return;
     if (b < m.blocks) bulk_store((u8 *)dst + (i64)(m.block + b) * BLOCK, m.staging + b * BLOCK, BLOCK);
@@ -413,6 +454,7 @@ FFPA_DEVICE void step(Math &m, float (&acc)[BN / 2], bool first, bool release)
 FFPA_DEVICE void tile(const pds90_args &a, Math &m, float (&s)[BN / 2], float (&dp)[BN / 2], bool drained)
 {
     constexpr int S_SPREAD = S_STEPS < SPREAD ? S_STEPS : SPREAD, DP_SPREAD = DP_STEPS < SPREAD ? DP_STEPS : SPREAD;
+    float bias[8], next[8]; // SCORED; from memory a group ahead
 #pragma unroll
     for (int j = 0; j < S_STEPS; j++) { // with the last tile's dS under its first steps
         step(m, s, j == 0, j > 0 || !drained);
@@ -424,6 +466,7 @@ FFPA_DEVICE void tile(const pds90_args &a, Math &m, float (&s)[BN / 2], float (&
             if (g % 4 == 3) finish_block(m, a.ds, g / 4);
         }
         if (j == S_SPREAD - 1) enter_tile(a, m);
+        if (SCORED && j == S_SPREAD - 1) load_bias(m, next, 0);
     }
 #pragma unroll
     for (int j = 0; j < DP_STEPS; j++) { // with P under its first steps; the first one's wait completes S
@@ -433,7 +476,12 @@ FFPA_DEVICE void tile(const pds90_args &a, Math &m, float (&s)[BN / 2], float (&
 #pragma unroll
         for (int g = 0; g < GROUPS; g++) {
             if (g * DP_SPREAD / GROUPS != j) continue;
-            if (FFPA_DROPOUT)
+            if (SCORED) {
+#pragma unroll
+                for (int i = 0; i < 8; i++) bias[i] = next[i];
+                if (g + 1 < GROUPS) load_bias(m, next, g + 1);
+                group_p_scored(a, m, s, g, bias);
+            } else if (FFPA_DROPOUT)
                 group_p_dropped(a, m, s, g);
             else
                 group_p(a, m, s, g);

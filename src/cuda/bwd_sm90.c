@@ -28,13 +28,6 @@ static bool alike(const problem *p, uint32_t output, int32_t dtype)
     return !(p->outputs & output) || dtype == p->ask.dtype;
 }
 
-/* Options that change scores or weights: a math thread has registers for one of them. */
-static int options(const problem *p)
-{
-    const ffpa_problem *a = &p->ask;
-    return (a->mask_dtype != 0) + (a->softcap > 0) + (a->alibi != 0) + (p->dropping != 0);
-}
-
 bool backward_sm90_supports(const problem *p, const cuda_device *device, char *why,
                             size_t why_bytes)
 {
@@ -55,24 +48,33 @@ bool backward_sm90_supports(const problem *p, const cuda_device *device, char *w
     else if (!boxed(p))
         reason =
             "rows that do not start at 16 bytes, or axes that lie backwards or are broadcast";
-    else if (options(p) > 1)
-        reason = "more than one of mask, softcap, ALiBi and dropout";
-    else if (a->mask_dtype && a->mask_dtype != FFPA_BOOL)
-        reason = "an added mask, whose weights may need another pass";
-    else if (a->mask_dtype && macro_varlen(p))
-        reason = "a mask on packed sequences";
     if (reason) snprintf(why, why_bytes, "not for %s", reason);
     return !reason && args_fit(p, why, why_bytes);
 }
 
 /* ---- plan -------------------------------------------------------------------------------------------- */
 
-static int whole_panels(int64_t columns) { return (int)((columns + 63) / 64 * 64); }
+/* Keys of a tile of P and dS. Wide tiles read less; beside them a math thread has registers for one option. */
+static int tile_keys(const problem *p)
+{
+    const ffpa_problem *a = &p->ask;
+    const bool added = a->mask_dtype && a->mask_dtype != FFPA_BOOL;
+    const int options =
+        (a->mask_dtype != 0) + (a->softcap > 0) + (a->alibi != 0) + (p->dropping != 0);
+    return options > 1 || added || p->outputs & OUT_DMASK ? 128 : 192;
+}
+
+/* Staging tiles: P; weights that are not P; slopes of the softcap that the mask's gradient is without. */
+static int staging_tiles(const problem *p)
+{
+    const bool capped = p->ask.softcap > 0, slopes = capped && p->outputs & OUT_DMASK;
+    return 1 + (p->dropping || (capped && !slopes)) + slopes;
+}
 
 static int units(const problem *p, bool keys, int64_t columns)
 {
     const ffpa_problem *a = &p->ask;
-    const int rows = unit_rows(whole_panels(columns));
+    const int rows = unit_rows(columns_sm90(columns));
     return (int)(keys ? tile_lines(a->b, a->nk, p->total_k, p->sources & VARLEN_K, rows)
                       : tile_lines(a->b, a->nq, p->total_q, p->sources & VARLEN_Q, rows));
 }
@@ -80,32 +82,33 @@ static int units(const problem *p, bool keys, int64_t columns)
 /* Partial sums of a kv head: whole tiles, as they lie in the registers. */
 static uint64_t sums_bytes(const problem *p, int64_t columns, uint32_t output)
 {
-    const int wide = whole_panels(columns);
+    const int wide = columns_sm90(columns);
     const uint64_t tiles = (uint64_t)units(p, true, columns) * (uint64_t)unit_tiles(wide);
     return p->outputs & output ? backward_padded(tiles * (uint64_t)part_elements(wide) * 4) : 0;
 }
 
-static int add_pds(variant_list *list, const problem *p, const cuda_device *device)
+static int add_pds(variant_list *list, const problem *p, const cuda_device *device, int keys)
 {
     const ffpa_problem *a = &p->ask;
-    const int d = whole_panels(a->d), dv = whole_panels(a->dv);
+    const int d = columns_sm90(a->d), dv = columns_sm90(a->dv);
     char name[112];
-    const bool weighted = a->softcap > 0 || p->dropping;
     snprintf(name, sizeof name, "pds_sm90_%s_d%dv%d%s", dtype_name(a->dtype), d, dv,
              score_name_of(p).text);
     variant *v = variant_add(list, "sm90/bwd_pds_sm90.cuh", device->arch,
-                             (unsigned)pds90_shared_bytes(weighted), name);
+                             (unsigned)pds90_shared_bytes(keys, staging_tiles(p)), name);
     config_set(v, "DTYPE", a->dtype);
     config_set_always(v, "D", d);
     config_set_always(v, "DV", dv);
+    config_set(v, "BN", keys);
     config_set_scores(v, p);
+    config_set(v, "DMASK", (p->outputs & OUT_DMASK) != 0);
     return list->count - 1;
 }
 
 static int add_products(variant_list *list, const problem *p, const cuda_device *device,
                         int64_t columns)
 {
-    const int wide = whole_panels(columns);
+    const int wide = columns_sm90(columns);
     char name[112];
     snprintf(name, sizeof name, "products_sm90_%s_n%d%s%s%s", dtype_name(p->ask.dtype), wide,
              macro_range(p) ? "_range" : "", p->ask.mask_dtype ? "_mask" : "",
@@ -115,7 +118,7 @@ static int add_products(variant_list *list, const problem *p, const cuda_device 
     config_set(v, "DTYPE", p->ask.dtype);
     config_set_always(v, "COLUMNS", wide);
     config_set(v, "RANGE", macro_range(p));
-    config_set(v, "MASK", p->ask.mask_dtype);
+    config_set(v, "MASK", p->ask.mask_dtype ? FFPA_BOOL : 0); /* all alike here */
     config_set(v, "VARLEN", macro_varlen(p));
     return list->count - 1;
 }
@@ -128,20 +131,22 @@ ffpa_status backward_sm90_choose(const problem *p, const cuda_device *device, vo
     backward_start(p, x);
     x->dk_sums = sums_bytes(p, a->d, OUT_DK);
     x->dv_sums = sums_bytes(p, a->dv, OUT_DV);
+    x->pds_keys = tile_keys(p);
     chunks_sm90_choose(p, device, x);
     backward_choose_layout(p, x);
     TRY(backward_add_shared(kernels, p, device, x));
-    x->pds = add_pds(kernels, p, device);
+    x->pds = add_pds(kernels, p, device, x->pds_keys);
+    TRY(backward_add_renorm(kernels, p, device, x, true));
     if (p->outputs & (OUT_DQ | OUT_DK)) x->dk = x->dq = add_products(kernels, p, device, a->d);
     if (p->outputs & OUT_DV)
-        x->dv = x->dk >= 0 && whole_panels(a->d) == whole_panels(a->dv)
+        x->dv = x->dk >= 0 && columns_sm90(a->d) == columns_sm90(a->dv)
                     ? x->dk
                     : add_products(kernels, p, device, a->dv);
     if (!(p->outputs & OUT_DQ)) x->dq = -1;
     if (!(p->outputs & OUT_DK)) x->dk = -1;
     report->workspace_bytes = x->at.bytes;
     report->tile_q = 128;
-    report->tile_k = 192;
+    report->tile_k = x->pds_keys;
     report->tile_d = 64;
     return FFPA_OK;
 }
@@ -172,7 +177,8 @@ static ffpa_status get_maps(const cuda_plan *own, const call *c, k_map *maps)
     const backward_choice *x = own->choice;
     const driver *drv = own->device->drv;
     const map_shape pds[PDS_MAPS] = {map_rows(&c->f.q, 128), map_rows(&c->g.dout, 128),
-                                     map_rows(&c->f.k, 192), map_rows(&c->f.v, 192)};
+                                     map_rows(&c->f.k, x->pds_keys),
+                                     map_rows(&c->f.v, x->pds_keys)};
     map_shape products[PRODUCT_MAPS];
     for (int i = 0; i < 3; i++) { /* a result that is not asked for: any sound map */
         products[MAP_B + i] = map_rows(operand_of(c, i), 64);
@@ -215,8 +221,11 @@ static ffpa_status run_pds(const backward_pass *r)
                        .stairs = backward_stairs(r),
                        .hq = r->hq,
                        .hk = r->hk,
-                       .group = r->group};
-    const int64_t tiles = (int64_t)r->chunk.nh * r->chunk.nt * ((r->chunk.ld + 191) / 192);
+                       .group = r->group,
+                       .dbias = x->dmask < 0 ? NULL
+                                             : (float *)(void *)(r->workspace + x->at.dbias)};
+    const int64_t tiles =
+        (int64_t)r->chunk.nh * r->chunk.nt * ceil_div(r->chunk.ld, x->pds_keys);
     return launch(r, x->pds, tiles, &args);
 }
 
@@ -260,7 +269,7 @@ static ffpa_status run_products_of(const backward_pass *r, int kernel, unsigned 
     if (x->partial && x->dk == kernel)
         args.partial[DK] = (float *)(void *)(r->workspace + x->at.dk_partial);
     const int64_t tiles = (int64_t)count * r->chunk.nh * (args.key_units + args.query_units) *
-                          unit_tiles(whole_panels(args.columns));
+                          unit_tiles(columns_sm90(args.columns));
     return launch(r, kernel, tiles, &args);
 }
 

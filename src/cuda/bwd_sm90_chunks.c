@@ -11,12 +11,13 @@ enum { LINE = 128, MAX_SMS = 256, MOST_TILES = 400000 };
 /* Microseconds, fitted to an H200 (docs/design/0012-backward-on-hopper.md). */
 static const double LAUNCH = 4, TILE_FIXED = 3.0, TILE_COLUMN = 4.1 / 512, STEP = 1.17,
                     TILE_STEPS = 3, CARRY_STEPS = 5;
+static const int TILE_KEYS = 192; /* of the tiles that these are of */
 
 typedef struct model {
     const problem *p;
     key_window w;
     int64_t group;
-    int sms, order[3];
+    int tile_keys, sms, order[3];
     double load[MAX_SMS]; /* a heap: the least is first */
     int64_t tiles;        /* looked at so far */
 } model;
@@ -81,11 +82,10 @@ static int64_t rows_seeing(const model *m, int64_t key, int64_t end, int64_t fro
     return to - from;
 }
 
-/* Columns of a product (0 dV, 1 dK, 2 dQ), whole panels. */
+/* Of a product: 0 dV, 1 dK, 2 dQ. */
 static int columns_of(const model *m, int product)
 {
-    const int64_t columns = product == 0 ? m->p->ask.dv : m->p->ask.d;
-    return (int)((columns + 63) / 64 * 64);
+    return columns_sm90(product == 0 ? m->p->ask.dv : m->p->ask.d);
 }
 
 /* Steps that bring the sums of the keys [key, end) in from the chunk before and leave them to the next. */
@@ -154,7 +154,7 @@ static int64_t pds_tiles(const model *m, int64_t from, int64_t to)
 {
     int64_t tiles = 0;
     for (int64_t row = from; row < to; row += LINE)
-        tiles += (keys_seen(m, row, row + LINE < to ? row + LINE : to) + 191) / 192;
+        tiles += ceil_div(keys_seen(m, row, row + LINE < to ? row + LINE : to), m->tile_keys);
     return tiles;
 }
 
@@ -194,7 +194,7 @@ static double cost_of(model *m, const chunk *c)
                     give_product(m, c, m->order[k], from, to);
             }
         }
-    const double tile = TILE_FIXED + TILE_COLUMN * (double)(a->d + a->dv);
+    const double tile = TILE_FIXED + TILE_COLUMN * (double)(a->d + a->dv) * m->tile_keys / TILE_KEYS;
     return 2 * LAUNCH + (double)((tiles + m->sms - 1) / m->sms) * tile + last_of(m) * STEP;
 }
 
@@ -313,6 +313,7 @@ void chunks_sm90_choose(const problem *p, const cuda_device *device, backward_ch
     model m = {.p = p,
                .w = args_window(a),
                .group = a->hq / a->hk,
+               .tile_keys = x->pds_keys,
                .sms = device->sms < MAX_SMS ? device->sms : MAX_SMS};
     double best = -1;
     const bool dense = !(p->sources & (VARLEN_Q | VARLEN_K));

@@ -4,7 +4,10 @@
 
 #include "cuda/cuda_backward.h"
 
-/* Sets heads, rows and partial. Lines, ld and sums are there. */
+/* Columns of a product, whole panels of 64. */
+static inline int columns_sm90(int64_t columns) { return (int)((columns + 63) / 64 * 64); }
+
+/* Sets heads, rows and partial. Lines, ld, keys of a tile and sums are there. */
 void chunks_sm90_choose(const problem *p, const cuda_device *device, backward_choice *x);
 
 /* Are sums of dV and dK, over so many lines of so many heads of a group, the longer ones? The longest come

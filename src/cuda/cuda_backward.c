@@ -271,11 +271,15 @@ static bool needs_renorm(const problem *p)
     return p->ask.mask_dtype && p->ask.mask_dtype != FFPA_BOOL && !p->dropping;
 }
 
-static int add_renorm(variant_list *list, const problem *p, const cuda_device *device)
+ffpa_status backward_add_renorm(variant_list *list, const problem *p, const cuda_device *device,
+                                backward_choice *x, bool blocks)
 {
-    const int at = add_small(list, p, device, "any/bwd_renorm.cuh", "renorm");
-    config_set(&list->v[at], "RANGE", macro_range(p));
-    return at;
+    const k_chunk largest = {.nh = x->heads, .nt = x->rows};
+    if (!needs_renorm(p)) return FFPA_OK;
+    x->renorm = add_small(list, p, device, "any/bwd_renorm.cuh", "renorm");
+    config_set(&list->v[x->renorm], "RANGE", macro_range(p));
+    config_set(&list->v[x->renorm], "BLOCKS", blocks);
+    return cuda_check_blocks(&list->v[x->renorm], backward_renorm_blocks(&largest));
 }
 
 static bool pds_aligned(const problem *p)
@@ -425,8 +429,6 @@ static ffpa_status check_blocks(const variant_list *list, const problem *p,
     const k_chunk chunk = {.ld = x->ld, .nh = x->heads, .nt = x->rows};
     const int64_t kv_heads = ceil_div(x->heads, a->hk > 0 ? a->hq / a->hk : 1);
     TRY(cuda_check_blocks(&list->v[x->pds], backward_pds_blocks(x, &chunk)));
-    if (x->renorm >= 0)
-        TRY(cuda_check_blocks(&list->v[x->renorm], backward_renorm_blocks(&chunk)));
     if (x->dv >= 0)
         TRY(cuda_check_blocks(&list->v[x->dv],
                               backward_keys_blocks(x, kv_heads, a->dv, x->dv_columns)));
@@ -450,7 +452,7 @@ ffpa_status backward_choose(const problem *p, const cuda_device *device, void *c
     TRY(backward_add_shared(kernels, p, device, x));
     x->pds_rows = pds_rows(p);
     x->pds = add_pds(kernels, p, device, x->pds_rows);
-    x->renorm = needs_renorm(p) ? add_renorm(kernels, p, device) : -1;
+    TRY(backward_add_renorm(kernels, p, device, x, false));
     add_products(kernels, p, device, x);
     TRY(check_blocks(kernels, p, x));
     report->workspace_bytes = x->at.bytes;

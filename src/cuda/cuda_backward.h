@@ -27,6 +27,7 @@ typedef struct backward_choice {
     int first,
         growth; /* not 0: each line has its own width in P and dS (k_stairs); dense, sm90 only */
     int pds_rows; /* of a block of the pds kernel */
+    int pds_keys; /* sm90: of a tile of it */
     bool partial; /* a kv head takes several chunks */
     bool dmask_partial;
     uint64_t dk_sums, dv_sums; /* bytes of a kv head's partial sums, were they needed */
@@ -81,6 +82,10 @@ void backward_choose_chunk(const problem *p, backward_choice *x);
 void backward_choose_layout(const problem *p, backward_choice *x);
 ffpa_status backward_add_shared(variant_list *list, const problem *p, const cuda_device *device,
                                 backward_choice *x);
+
+/* The renorm kernel where the problem needs one. `blocks`: P and dS lie in blocks, not in rows. */
+ffpa_status backward_add_renorm(variant_list *list, const problem *p, const cuda_device *device,
+                                backward_choice *x, bool blocks);
 
 /* Blocks of each kernel: of delta, of the mask's gradient, then for a chunk, of kv heads, of columns in tiles of bn. */
 int64_t backward_delta_blocks(const problem *p);
