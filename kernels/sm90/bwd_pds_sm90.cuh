@@ -37,11 +37,13 @@ static constexpr int LINES = 16;     // lines of query rows that share keys in L
 static constexpr int SPREAD = 6;     // P and dS are worked off under this many steps, if there are as many
 static constexpr u32 BLOCK = 8192, A_BYTES = BM * 128, SLOT = (BM + BN) * 128, STAGING = BN / 64 * BLOCK;
 static constexpr bool SELECTS = ROW_MASKS || FFPA_VARLEN; // may a tile hold pairs whose weight is 0 whatever dP is?
-static constexpr bool SCORED = FFPA_MASK || BN == 128; // do scores come from the shared code? It wants more registers
+static constexpr bool ANY_OPTIONS = BN == 128;              // are there registers for all?
+static constexpr bool SCORED = FFPA_MASK || ANY_OPTIONS; // do scores come from the shared code? It wants more registers
 static constexpr bool SLOPES = FFPA_SOFTCAP && FFPA_DMASK; // is the softcap's slope kept by itself? The mask's gradient is without it
 static constexpr bool WEIGHTED = FFPA_DROPOUT || (FFPA_SOFTCAP && !FFPA_DMASK); // is P not what dP - delta is multiplied by?
-static constexpr int TILES = 1 + WEIGHTED + SLOPES, STAGES = pds90_stages(BN, TILES);
-static constexpr u32 WEIGHTS = WEIGHTED ? STAGING : 0, SLOPE = (TILES - 1) * STAGING; // where they are, from P on
+static constexpr int TILES = 1 + WEIGHTED + SLOPES + FFPA_DMASK, STAGES = pds90_stages(BN, TILES);
+static constexpr u32 WEIGHTS = WEIGHTED ? STAGING : 0, SLOPE = WEIGHTS + STAGING; // where they are, from P on; likewise
+static constexpr u32 REST = (TILES - 1) * STAGING; // what weights lost as they were rounded: the mask's gradient may be in f32
 static_assert(BN == 128 || (BN == 192 && !FFPA_DMASK && (FFPA_MASK == 0 || FFPA_MASK == BOOL)), "registers for bool masks");
 static_assert(BN == 128 || FFPA_SOFTCAP + FFPA_ALIBI + FFPA_DROPOUT + (FFPA_MASK != 0) <= 1, "registers for one option");
 
@@ -255,7 +257,7 @@ FFPA_DEVICE void enter_tile(const pds90_args &a, Math &m)
     m.key = key;
     m.bh = it.s * a.hq + it.head, m.i = row;
     m.diagonal = row + it.nk - it.nq - key;
-    if (FFPA_DMASK) m.dbias = a.dbias + ((i64)it.line * BM + thread_row()) * a.chunk.ld + key;
+    if (FFPA_DMASK) m.dbias = a.dbias + ((i64)(it.block / (2 * it.width)) * BM + thread_row()) * a.chunk.ld + key; // no stairs here
     if (FFPA_ALIBI) m.alibi = c.alibi[it.s * c.alibi_sb + it.head * c.alibi_sh] * LOG2E;
 }
 
@@ -298,7 +300,19 @@ FFPA_DEVICE void weights_plain(const pds90_args &a, const Math &m, const float *
     }
 }
 
-// SCORED: what the scores of these columns have added, -inf where the row does not see the key.
+// The same with a bool mask alone; unseen pairs weigh -0.
+FFPA_DEVICE void weights_masked(const pds90_args &a, const Math &m, const float *s, int g, float (&p)[8])
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        const int half = i >> 1 & 1;
+        const float t = score_capped(a.scores, s[i]);
+        const float v = score(a.scores, m.row[half], t, m.key + 16 * g + (i >> 2) * 8 + (i & 1), m.whole);
+        p[i] = v == -FFPA_INF ? -0.0f : exp_of(v - m.lse[half]);
+    }
+}
+
+// ANY_OPTIONS: what the scores of these columns have added, -inf where the row does not see the key.
 FFPA_DEVICE void load_bias(const Math &m, float (&bias)[8], int g)
 {
 #pragma unroll
@@ -319,7 +333,10 @@ FFPA_DEVICE u32 group_at(const Math &m, int g) { return m.base + (g >> 2) * BLOC
 FFPA_DEVICE void group_p(const pds90_args &a, const Math &m, const float (&s)[BN / 2], int g)
 {
     float p[8], weight[8];
-    weights_plain(a, m, s + 8 * g, g, p, weight);
+    if (SCORED)
+        weights_masked(a, m, s + 8 * g, g, p);
+    else
+        weights_plain(a, m, s + 8 * g, g, p, weight);
     if (FFPA_SOFTCAP) {
 #pragma unroll
         for (int i = 0; i < 8; i++) weight[i] *= p[i];
@@ -351,12 +368,14 @@ FFPA_DEVICE void group_p_dropped(const pds90_args &a, const Math &m, const float
     stmatrix4(group_at(m, g), kept[0], kept[1], kept[2], kept[3]);
 }
 
+static constexpr float REST_UNIT = 1024.0f; // so that f16 holds it
+
 // The same with any options, two pairs at a time. Weights of -0 are of unseen pairs: one that is dropped and too small for the dtype
 // becomes 0, for then nothing tells it from one that is kept.
 FFPA_DEVICE void group_p_scored(const pds90_args &a, const Math &m, const float (&s)[BN / 2], int g, const float (&bias)[8])
 {
     constexpr float LEAST = DTYPE == F16 ? 0x1p-24f : 0x1p-126f;
-    u32 kept[4], weight[4], slope[4];
+    u32 kept[4], weight[4], slope[4], rest[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int half = i & 1, key = m.key + 16 * g + (i >> 1) * 8;
@@ -376,17 +395,19 @@ FFPA_DEVICE void group_p_scored(const pds90_args &a, const Math &m, const float 
             if (!keeps[e] && v != -FFPA_INF) w[e] = w[e] < LEAST ? 0.0f : -w[e];
         }
         kept[i] = pack2(p[0], p[1]), weight[i] = pack2(w[0], w[1]), slope[i] = pack2(bend[0], bend[1]);
+        rest[i] = pack2((fabsf(w[0]) - fabsf(low_of(weight[i]))) * REST_UNIT, (fabsf(w[1]) - fabsf(high_of(weight[i]))) * REST_UNIT);
     }
     if (WEIGHTED) stmatrix4(group_at(m, g) + WEIGHTS, weight[0], weight[1], weight[2], weight[3]);
     if (SLOPES) stmatrix4(group_at(m, g) + SLOPE, slope[0], slope[1], slope[2], slope[3]);
+    if (FFPA_DMASK) stmatrix4(group_at(m, g) + REST, rest[0], rest[1], rest[2], rest[3]);
     stmatrix4(group_at(m, g), kept[0], kept[1], kept[2], kept[3]);
 }
 
-// dS of a pair: w (dP - delta).
-FFPA_DEVICE float ds_of(const pds90_args &a, float w, float dp, float delta)
+// dS of a pair: w (dP - delta). `rest` of w is in REST_UNIT.
+FFPA_DEVICE float ds_of(const pds90_args &a, float w, float dp, float delta, float rest = 0.0f)
 {
     if (FFPA_DROPOUT) dp = __float_as_uint(w) >> 31 ? 0.0f : dp * a.dropout.keep_scale;
-    return (FFPA_DROPOUT ? fabsf(w) : w) * (dp - delta);
+    return ((FFPA_DROPOUT ? fabsf(w) : w) + rest * (1.0f / REST_UNIT)) * (dp - delta);
 }
 
 // Is a weight of two that of a pair that nobody sees?
@@ -398,16 +419,20 @@ FFPA_DEVICE bool high_unseen(u32 two) { return SCORED ? two >> 16 == UNSEEN : hi
 FFPA_DEVICE void group_ds(const pds90_args &a, const Math &m, const float (&dp)[BN / 2], int g)
 {
     const u32 at = group_at(m, g);
-    u32 w[4], ds[4], slope[4];
+    u32 w[4], ds[4], slope[4], rest[4];
     ldmatrix4(w, at + WEIGHTS);
     if (SLOPES) ldmatrix4(slope, at + SLOPE);
+    if (FFPA_DMASK) ldmatrix4(rest, at + REST);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         float x = ds_of(a, low_of(w[i]), dp[8 * g + 2 * i], m.delta[i & 1]);
         float y = ds_of(a, high_of(w[i]), dp[8 * g + 2 * i + 1], m.delta[i & 1]);
-        if (FFPA_DMASK && m.blocks > 0)
+        if (FFPA_DMASK && m.blocks > 0) {
+            const float u = ds_of(a, low_of(w[i]), dp[8 * g + 2 * i], m.delta[i & 1], low_of(rest[i]));
+            const float v = ds_of(a, high_of(w[i]), dp[8 * g + 2 * i + 1], m.delta[i & 1], high_of(rest[i]));
             *(float2 *)(m.dbias + (i & 1) * 8 * a.chunk.ld + 16 * g + (i >> 1) * 8) =
-                make_float2(low_unseen(w[i]) ? 0.0f : x, high_unseen(w[i]) ? 0.0f : y);
+                make_float2(low_unseen(w[i]) ? 0.0f : u, high_unseen(w[i]) ? 0.0f : v);
+        }
         if (SLOPES) x *= low_of(slope[i]), y *= high_of(slope[i]);
         ds[i] = pack2(x, y);
     }
@@ -454,7 +479,7 @@ FFPA_DEVICE void step(Math &m, float (&acc)[BN / 2], bool first, bool release)
 FFPA_DEVICE void tile(const pds90_args &a, Math &m, float (&s)[BN / 2], float (&dp)[BN / 2], bool drained)
 {
     constexpr int S_SPREAD = S_STEPS < SPREAD ? S_STEPS : SPREAD, DP_SPREAD = DP_STEPS < SPREAD ? DP_STEPS : SPREAD;
-    float bias[8], next[8]; // SCORED; from memory a group ahead
+    float bias[8], next[8]; // ANY_OPTIONS; from memory a group ahead
 #pragma unroll
     for (int j = 0; j < S_STEPS; j++) { // with the last tile's dS under its first steps
         step(m, s, j == 0, j > 0 || !drained);
@@ -466,7 +491,7 @@ FFPA_DEVICE void tile(const pds90_args &a, Math &m, float (&s)[BN / 2], float (&
             if (g % 4 == 3) finish_block(m, a.ds, g / 4);
         }
         if (j == S_SPREAD - 1) enter_tile(a, m);
-        if (SCORED && j == S_SPREAD - 1) load_bias(m, next, 0);
+        if (ANY_OPTIONS && j == S_SPREAD - 1) load_bias(m, next, 0);
     }
 #pragma unroll
     for (int j = 0; j < DP_STEPS; j++) { // with P under its first steps; the first one's wait completes S
@@ -476,7 +501,7 @@ FFPA_DEVICE void tile(const pds90_args &a, Math &m, float (&s)[BN / 2], float (&
 #pragma unroll
         for (int g = 0; g < GROUPS; g++) {
             if (g * DP_SPREAD / GROUPS != j) continue;
-            if (SCORED) {
+            if (ANY_OPTIONS) {
 #pragma unroll
                 for (int i = 0; i < 8; i++) bias[i] = next[i];
                 if (g + 1 < GROUPS) load_bias(m, next, g + 1);

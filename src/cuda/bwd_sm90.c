@@ -64,11 +64,12 @@ static int tile_keys(const problem *p)
     return options > 1 || added || p->outputs & OUT_DMASK ? 128 : 192;
 }
 
-/* Staging tiles: P; weights that are not P; slopes of the softcap that the mask's gradient is without. */
+/* Staging tiles: P; weights that are not P; slopes of the softcap that the mask's gradient is without, and what the
+ * weights lost as they were rounded, which that gradient is with. */
 static int staging_tiles(const problem *p)
 {
-    const bool capped = p->ask.softcap > 0, slopes = capped && p->outputs & OUT_DMASK;
-    return 1 + (p->dropping || (capped && !slopes)) + slopes;
+    const bool capped = p->ask.softcap > 0, dmask = (p->outputs & OUT_DMASK) != 0;
+    return 1 + (p->dropping || (capped && !dmask)) + (capped && dmask) + dmask;
 }
 
 static int units(const problem *p, bool keys, int64_t columns)

@@ -248,7 +248,8 @@ int64_t backward_delta_blocks(const problem *p)
 
 int64_t backward_dmask_blocks(const problem *p)
 {
-    return mask_rows(&p->ask) * ceil_div(mask_columns(&p->ask), 32);
+    const int keys = p->ask.mask_axes & 4 && p->ask.nq > 1 ? 256 : 32; /* of a CTA */
+    return mask_rows(&p->ask) * ceil_div(mask_columns(&p->ask), keys);
 }
 
 ffpa_status backward_add_shared(variant_list *list, const problem *p, const cuda_device *device,
