@@ -58,7 +58,7 @@ FFPA_DEVICE bool owned(const dmask_args &a, const Target &x)
     return (a.mh == 1 || (x.h >= c.h0 && x.h < c.h0 + c.nh)) && (a.mq == 1 || (line >= c.t0 && line < c.t0 + c.nt));
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) ffpa_kernel(const __grid_constant__ dmask_args a)
+extern "C" __global__ void __launch_bounds__(THREADS, 4) ffpa_kernel(const __grid_constant__ dmask_args a)
 {
     __shared__ float sums[THREADS];
     const int thread = threadIdx.x, width = a.mq > 1 ? THREADS : 32, blocks = (a.mk + width - 1) / width;

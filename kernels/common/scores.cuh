@@ -57,14 +57,19 @@ FFPA_DEVICE float score_capped(const k_scores &c, float dot)
     return FFPA_SOFTCAP ? c.softcap * tanhf(x / c.softcap) : x;
 }
 
+// score() in two steps, for kernels that fetch ahead what a mask adds (in one they would have a branch a pair more).
 // Does the row see key j, and what does its mask add? `inside`: j is known to be within the row's range.
 FFPA_DEVICE bool score_bias(const ScoreRow &r, int j, bool inside, float &bias)
 {
-    const bool seen = inside || (j >= r.keys.lo && j < r.keys.hi);
+    bool seen = inside || (j >= r.keys.lo && j < r.keys.hi);
     bias = 0.0f;
-    if (FFPA_MASK == BOOL) return seen && r.mask[j * r.mask_sd] != 0;
-    if (FFPA_MASK && seen) bias = element_get(r.mask, j * r.mask_sd, FFPA_MASK);
-    return seen && bias != -FFPA_INF;
+    if (FFPA_MASK == BOOL) {
+        seen = seen && r.mask[j * r.mask_sd] != 0;
+    } else if (FFPA_MASK) {
+        bias = seen ? element_get(r.mask, j * r.mask_sd, FFPA_MASK) : 0.0f;
+        seen = seen && bias != -FFPA_INF;
+    }
+    return seen;
 }
 
 // The score of key j from score_capped's value and what score_bias says.
@@ -75,11 +80,19 @@ FFPA_DEVICE float score_of(const k_scores &c, const ScoreRow &r, float t, int j,
     return seen ? t : -FFPA_INF;
 }
 
+// The score of key j from score_capped's value. `inside`: j is known to be within the row's range.
 FFPA_DEVICE float score(const k_scores &c, const ScoreRow &r, float t, int j, bool inside)
 {
-    float bias;
-    const bool seen = score_bias(r, j, inside, bias);
-    return score_of(c, r, t, j, seen, bias);
+    bool seen = inside || (j >= r.keys.lo && j < r.keys.hi);
+    if (FFPA_ALIBI) t -= r.slope * fabsf((float)(r.diagonal - j));
+    if (FFPA_MASK == BOOL) {
+        seen = seen && r.mask[j * r.mask_sd] != 0;
+    } else if (FFPA_MASK) {
+        const float bias = seen ? element_get(r.mask, j * r.mask_sd, FFPA_MASK) : 0.0f;
+        t += bias;
+        seen = seen && bias != -FFPA_INF;
+    }
+    return seen ? t : -FFPA_INF;
 }
 
 // e^x

@@ -308,7 +308,7 @@ FFPA_DEVICE void weights_masked(const pds90_args &a, const Math &m, const float 
         const int half = i >> 1 & 1;
         const float t = score_capped(a.scores, s[i]);
         const float v = score(a.scores, m.row[half], t, m.key + 16 * g + (i >> 2) * 8 + (i & 1), m.whole);
-        p[i] = v == -FFPA_INF ? -0.0f : exp_of(v - m.lse[half]);
+        p[i] = weight_of(v, exp_of(v - m.lse[half]));
     }
 }
 
@@ -368,7 +368,7 @@ FFPA_DEVICE void group_p_dropped(const pds90_args &a, const Math &m, const float
     stmatrix4(group_at(m, g), kept[0], kept[1], kept[2], kept[3]);
 }
 
-static constexpr float REST_UNIT = 1024.0f; // so that f16 holds it
+static constexpr float REST_UNIT = 65536.0f; // in it a rest, of less than 2^-9, fills an f16
 
 // The same with any options, two pairs at a time. Weights of -0 are of unseen pairs: one that is dropped and too small for the dtype
 // becomes 0, for then nothing tells it from one that is kept.
@@ -388,14 +388,14 @@ FFPA_DEVICE void group_p_scored(const pds90_args &a, const Math &m, const float 
             const float t = FFPA_SOFTCAP ? a.scores.softcap * bent : a.scores.scale * x, b = bias[2 * i + e];
             const float v = score_of(a.scores, m.row[half], t, key + e, b != -FFPA_INF, b);
             bend[e] = 1.0f - bent * bent;
-            w[e] = p[e] = v == -FFPA_INF ? -0.0f : exp_of(v - m.lse[half]);
-            if (FFPA_SOFTCAP && !SLOPES) w[e] = v == -FFPA_INF ? -0.0f : w[e] * bend[e];
+            w[e] = p[e] = weight_of(v, exp_of(v - m.lse[half]));
+            if (FFPA_SOFTCAP && !SLOPES) w[e] = weight_of(v, w[e] * bend[e]);
             if (!FFPA_DROPOUT) continue;
             p[e] = keeps[e] || v == -FFPA_INF ? p[e] * a.dropout.keep_scale : 0.0f;
             if (!keeps[e] && v != -FFPA_INF) w[e] = w[e] < LEAST ? 0.0f : -w[e];
         }
         kept[i] = pack2(p[0], p[1]), weight[i] = pack2(w[0], w[1]), slope[i] = pack2(bend[0], bend[1]);
-        rest[i] = pack2((fabsf(w[0]) - fabsf(low_of(weight[i]))) * REST_UNIT, (fabsf(w[1]) - fabsf(high_of(weight[i]))) * REST_UNIT);
+        rest[i] = pack_f16((fabsf(w[0]) - fabsf(low_of(weight[i]))) * REST_UNIT, (fabsf(w[1]) - fabsf(high_of(weight[i]))) * REST_UNIT);
     }
     if (WEIGHTED) stmatrix4(group_at(m, g) + WEIGHTS, weight[0], weight[1], weight[2], weight[3]);
     if (SLOPES) stmatrix4(group_at(m, g) + SLOPE, slope[0], slope[1], slope[2], slope[3]);
@@ -428,8 +428,8 @@ FFPA_DEVICE void group_ds(const pds90_args &a, const Math &m, const float (&dp)[
         float x = ds_of(a, low_of(w[i]), dp[8 * g + 2 * i], m.delta[i & 1]);
         float y = ds_of(a, high_of(w[i]), dp[8 * g + 2 * i + 1], m.delta[i & 1]);
         if (FFPA_DMASK && m.blocks > 0) {
-            const float u = ds_of(a, low_of(w[i]), dp[8 * g + 2 * i], m.delta[i & 1], low_of(rest[i]));
-            const float v = ds_of(a, high_of(w[i]), dp[8 * g + 2 * i + 1], m.delta[i & 1], high_of(rest[i]));
+            const float u = ds_of(a, low_of(w[i]), dp[8 * g + 2 * i], m.delta[i & 1], f32_of_f16((u16)rest[i]));
+            const float v = ds_of(a, high_of(w[i]), dp[8 * g + 2 * i + 1], m.delta[i & 1], f32_of_f16((u16)(rest[i] >> 16)));
             *(float2 *)(m.dbias + (i & 1) * 8 * a.chunk.ld + 16 * g + (i >> 1) * 8) =
                 make_float2(low_unseen(w[i]) ? 0.0f : u, high_unseen(w[i]) ? 0.0f : v);
         }

@@ -223,8 +223,8 @@ static ffpa_status run_pds(const backward_pass *r)
                        .hq = r->hq,
                        .hk = r->hk,
                        .group = r->group,
-                       .dbias = x->dmask < 0 ? NULL
-                                             : (float *)(void *)(r->workspace + x->at.dbias)};
+                       .dbias =
+                           x->dmask < 0 ? NULL : (float *)(void *)(r->workspace + x->at.dbias)};
     const int64_t tiles =
         (int64_t)r->chunk.nh * r->chunk.nt * ceil_div(r->chunk.ld, x->pds_keys);
     return launch(r, x->pds, tiles, &args);

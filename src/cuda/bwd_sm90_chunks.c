@@ -194,7 +194,8 @@ static double cost_of(model *m, const chunk *c)
                     give_product(m, c, m->order[k], from, to);
             }
         }
-    const double tile = TILE_FIXED + TILE_COLUMN * (double)(a->d + a->dv) * m->tile_keys / TILE_KEYS;
+    const double tile =
+        TILE_FIXED + TILE_COLUMN * (double)(a->d + a->dv) * m->tile_keys / TILE_KEYS;
     return 2 * LAUNCH + (double)((tiles + m->sms - 1) / m->sms) * tile + last_of(m) * STEP;
 }
 
