@@ -93,8 +93,9 @@ static int add_pds(variant_list *list, const problem *p, const cuda_device *devi
     const ffpa_problem *a = &p->ask;
     const int d = columns_sm90(a->d), dv = columns_sm90(a->dv);
     char name[112];
-    snprintf(name, sizeof name, "pds_sm90_%s_d%dv%d%s", dtype_name(a->dtype), d, dv,
-             score_name_of(p).text);
+    const bool dmask = (p->outputs & OUT_DMASK) != 0;
+    snprintf(name, sizeof name, "pds_sm90_%s_d%dv%d%s%s", dtype_name(a->dtype), d, dv,
+             score_name_of(p).text, dmask ? "_dmask" : "");
     variant *v = variant_add(list, "sm90/bwd_pds_sm90.cuh", device->arch,
                              (unsigned)pds90_shared_bytes(keys, staging_tiles(p)), name);
     config_set(v, "DTYPE", a->dtype);
@@ -102,7 +103,7 @@ static int add_pds(variant_list *list, const problem *p, const cuda_device *devi
     config_set_always(v, "DV", dv);
     config_set(v, "BN", keys);
     config_set_scores(v, p);
-    config_set(v, "DMASK", (p->outputs & OUT_DMASK) != 0);
+    config_set(v, "DMASK", dmask);
     return list->count - 1;
 }
 

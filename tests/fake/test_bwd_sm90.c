@@ -88,11 +88,36 @@ static void only_what_is_asked_for_is_computed(void **state)
                 g.order[2] == -1); /* more keys than queries */
 }
 
+/* An added mask has a second look at its weights, and a gradient; one option has tiles of 192 keys, more have 128. */
+static void options_come_together(void **state)
+{
+    static const char *const kinds[] = {"delta_bf16", "pds_sm90_bf16", "renorm_bf16",
+                                        "products_sm90_bf16", "dmask_bf16"};
+    device_call c;
+    pds90_args pds;
+    dmask_args dmask;
+    device_call_make(&c, "bwd,bf16,b1h2,q300k300,d64,mask=f32:qk,softcap5,alibi,causal", 0);
+    assert_ok(backward(*state, &c));
+    assert_string_equal(ffpa_last_path(), "cuda/sm90/backward");
+    assert_int_equal(FAKE.launch_count, 5);
+    for (int i = 0; i < 5; i++)
+        assert_true(is(&FAKE.launches[i], kinds[i]));
+    memcpy(&pds, FAKE.launches[1].args, sizeof pds);
+    memcpy(&dmask, FAKE.launches[4].args, sizeof dmask);
+    assert_non_null(pds.dbias);
+    assert_ptr_equal(pds.dbias, dmask.dbias);
+    assert_int_equal(pds.stairs.growth, 0);
+    assert_int_equal(FAKE.launches[1].grid, 2 * 3 * 3);
+    FAKE.launch_count = 0;
+    device_call_make(&c, "bwd,bf16,b1h2,q300k300,d64,softcap5", 0);
+    assert_ok(backward(*state, &c));
+    assert_int_equal(FAKE.launches[1].grid, 2 * 3 * 2);
+}
+
 static void what_it_does_not_take_goes_on(void **state)
 {
     static const char *const others[] = {
-        "bwd,f32,b1h2,q300k300,d64", "bwd,bf16,b1h2,q300k300,d65", "bwd,bf16,b1h2,q0k300,d64",
-        "bwd,bf16,b1h2,q300k300,d64,softcap5,alibi"};
+        "bwd,f32,b1h2,q300k300,d64", "bwd,bf16,b1h2,q300k300,d65", "bwd,bf16,b1h2,q0k300,d64"};
     device_call c;
     for (size_t i = 0; i < COUNT(others); i++) {
         device_call_make(&c, others[i], 0);
@@ -268,6 +293,7 @@ int main(void)
         TEST(maps_are_made_once),
         TEST(products_of_other_width_are_another_launch),
         TEST(only_what_is_asked_for_is_computed),
+        TEST(options_come_together),
         TEST(what_it_does_not_take_goes_on),
         TEST(chunks_cover_everything_once_within_the_limit),
         TEST(chunks_of_causal_rows_are_of_equal_size),
