@@ -181,11 +181,15 @@ static sample *with_dropout(sample *t)
 }
 
 /* Everything that goes together. */
-static sample *with_all(sample *t)
+static sample *with_bias(sample *t)
 {
     const int64_t nq = t->spec.nq, nk = t->spec.nk;
     tensor_hash(sample_put(t, MASK, tensor_new(FFPA_F32, 1, 1, nq, nk, NULL)), 4000000, 4);
-    return causal(with_alibi(with_sink(with_softcap(with_dropout(t)))));
+    return t;
+}
+static sample *with_all(sample *t)
+{
+    return causal(with_alibi(with_sink(with_softcap(with_dropout(with_bias(t))))));
 }
 
 static sample *with_window(sample *t)
@@ -336,6 +340,8 @@ static void gradients_options(void **state)
     backward(with_softcap(GRADIENTS(140, 140, 128, 128)), family, "softcap");
     backward(with_alibi(GRADIENTS(140, 140, 128, 128)), family, "ALiBi");
     backward(causal(with_dropout(GRADIENTS(140, 140, 128, 128))), family, "dropout");
+    backward(with_bias(GRADIENTS(140, 140, 128, 128)), family, "added mask");
+    backward(with_all(GRADIENTS(140, 140, 128, 128)), family, "all options");
 }
 
 /* ---- backward, D up to 128 ----------------------------------------------------------------------------- */
