@@ -407,7 +407,8 @@ FFPA_DEVICE void group_p_scored(const pds90_args &a, const Math &m, const float 
 FFPA_DEVICE float ds_of(const pds90_args &a, float w, float dp, float delta, float rest = 0.0f)
 {
     if (FFPA_DROPOUT) dp = __float_as_uint(w) >> 31 ? 0.0f : dp * a.dropout.keep_scale;
-    return ((FFPA_DROPOUT ? fabsf(w) : w) + rest * (1.0f / REST_UNIT)) * (dp - delta);
+    if (FFPA_DROPOUT) w = fabsf(w);
+    return (FFPA_DMASK ? w + rest * (1.0f / REST_UNIT) : w) * (dp - delta); // x + 0 is no x to the compiler: it costs an instruction
 }
 
 // Is a weight of two that of a pair that nobody sees?
