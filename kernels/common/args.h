@@ -141,6 +141,10 @@ typedef struct fwd_spill_args {
     int run_blocks, side;     /* blocks of a run of P; heads walked side by side */
     int hq, group, nq, nk;
     float scale_log2;         /* scale * log2 e */
+    float bend;               /* scale / softcap */
+    k_dropout dropout;
+    int mask_wide;            /* keys of the mask lie side by side: 16 of a bool mask at 16 bytes, two of an added one at its pairs */
+    int reserved;
 } fwd_spill_args;
 
 /* any/split_combine.cuh */
@@ -335,7 +339,7 @@ FFPA_ARGS_SIZE(fwd_args, 496);
 FFPA_ARGS_SIZE(k_parts, 32);
 FFPA_ARGS_SIZE(fwd_one_args, 960);
 FFPA_ARGS_SIZE(fwd_pair_args, 1088);
-FFPA_ARGS_SIZE(fwd_spill_args, 960);
+FFPA_ARGS_SIZE(fwd_spill_args, 1024);
 FFPA_ARGS_SIZE(combine_args, 216);
 FFPA_ARGS_SIZE(join_args, 240);
 FFPA_ARGS_SIZE(merge_args, 256);

@@ -57,6 +57,12 @@ FFPA_DEVICE float score_capped(const k_scores &c, float dot)
     return FFPA_SOFTCAP ? c.softcap * tanhf(x / c.softcap) : x;
 }
 
+// The same without a division, for kernels that are told `bend` = scale / softcap.
+FFPA_DEVICE float score_bent(const k_scores &c, float bend, float dot)
+{
+    return FFPA_SOFTCAP ? c.softcap * tanhf(dot * bend) : dot * c.scale;
+}
+
 // score() in two steps, for kernels that fetch ahead what a mask adds (in one they would have a branch a pair more).
 // Does the row see key j, and what does its mask add? `inside`: j is known to be within the row's range.
 FFPA_DEVICE bool score_bias(const ScoreRow &r, int j, bool inside, float &bias)

@@ -5,11 +5,12 @@
 //   WG1 tensor | S_j = Q K_j^T, CHUNKS steps                            | S_{j+1} ..
 //   WG1 scalar | softmax of S_{j-1} in four parts, P_{j-1} to memory    | softmax of S_j ..
 //   WG2          the same for rows 64 .. 127
+// With options the scalar work is longer, and cut finer: 25 units under all steps (softmax_unit).
 //
 // Barriers: full[s] 1 + bytes (WG0 -> WG1, WG2), free[s] 2 (WG1, WG2 -> WG0), dealt[i] 1 (WG0 -> WG1, WG2), taken[i] 8 warps back;
 // named 1, 2: 128 threads of a team (staging)
 // Budget: registers / math thread 2 x 96 (S of this tile, S of the one before), shared: ring 4 x 40 KB + staging 2 x 24 KB
-#include "sm90/fwd_spill_plan_sm90.cuh"
+#include "sm90/fwd_spill_scores_sm90.cuh"
 
 static constexpr int STAGES = 4;
 
@@ -22,6 +23,7 @@ struct Smem {
     alignas(1024) u8 staging[2][3 * BLOCK];
     Item item[2];
     Barriers bar;
+    HeadOptions options[2]; // of the items
 };
 static_assert(sizeof(Smem) <= SPILL_SHARED_BYTES, "shared budget");
 static_assert(CHUNKS >= 6, "the softmax hides under six steps");
@@ -58,6 +60,7 @@ FFPA_DEVICE void produce(const fwd_spill_args &a, Smem &sm)
         const Item t = item_of(a, (int)atomic_add(&a.tickets[0], 1));
         mbar_wait(smem_addr(&sm.bar.taken[k & 1]), (k >> 1 & 1) ^ 1);
         sm.item[k & 1] = t;
+        if (OPTIONED && t.local >= 0) sm.options[k & 1] = head_options(a, t.head);
         mbar_arrive(smem_addr(&sm.bar.dealt[k & 1]));
         if (t.local < 0) return;
         load_item(a, sm, r, t);
@@ -71,7 +74,32 @@ struct Rows {           // a thread's two rows, 8 apart
     bool moved;         // a base of this warp's rows did, after that tile
     int clear_from, clear_to; // keys that all rows of the team see
     KeyRange line;      // keys that row i sees, less i
+    u32 number, bits[3]; // OPTIONED: of the item; bool mask: of the tile whose scores come next
 };
+
+// This thread's first row of a team's, which begin at `first`; of an item's.
+FFPA_DEVICE int row_of(int first) { return first + (threadIdx.x >> 5 & 3) * 16 + (threadIdx.x >> 2 & 7); }
+FFPA_DEVICE int first_row(const Item &t) { return row_of(t.row + ((int)threadIdx.x / TEAM_THREADS - 1) * 64); }
+
+// Where the rows of an item are, and what they see.
+FFPA_DEVICE void place_rows(Rows &w, const fwd_spill_args &a, const Item &t)
+{
+    const k_scores &c = a.scores;
+    const int team = threadIdx.x / TEAM_THREADS - 1, first = t.row + team * 64, end = first + 63 < a.nq ? first + 63 : a.nq - 1;
+    w.row = row_of(first);
+    w.from = t.from;
+    w.run = p_run(a, t.local, t.tile, team, {t.from, t.to});
+    w.row64 = (t.local * a.q_tiles + t.tile) * 2 + team;
+    w.clear_to = key_range(c.left, c.right, c.top_left, first, a.nq, a.nk).hi;
+    w.clear_from = key_range(c.left, c.right, c.top_left, end, a.nq, a.nk).lo;
+    w.line = key_line(c, a.nq, a.nk);
+}
+
+// With options there is no register to keep that in between two uses.
+FFPA_DEVICE void recall_rows(Rows &w, const fwd_spill_args &a, Smem &sm)
+{
+    if (OPTIONED) place_rows(w, a, sm.item[opaque(w.number) & 1]);
+}
 
 // Step of S: one chunk. The slot of the step before goes back.
 FFPA_DEVICE void s_step(float (&s)[BK / 2], Smem &sm, Ring &r, u32 team, bool first, bool elected)
@@ -103,6 +131,9 @@ FFPA_DEVICE void mask_scores(float (&s)[BK / 2], const Rows &w, const fwd_spill_
     }
 }
 
+// From scores as they lie in registers to the unit of bases.
+FFPA_DEVICE float to_unit(float x, float scale) { return SCORED ? x : x * scale; }
+
 // Let the base follow the row maximum; note the move for fwd_spill_pv. Nothing lies before tile w.from.
 FFPA_DEVICE void move_base(float (&s)[BK / 2], Rows &w, const fwd_spill_args &a, int tile)
 {
@@ -114,13 +145,13 @@ FFPA_DEVICE void move_base(float (&s)[BK / 2], Rows &w, const fwd_spill_args &a,
         x[0] = fmaxf(x[0], fmaxf(s[i], s[i + 1]));
         x[1] = fmaxf(x[1], fmaxf(s[i + 2], s[i + 3]));
     }
-    const bool any = __any_sync(~0u, x[0] * a.scale_log2 > w.m[0] + LAZY || x[1] * a.scale_log2 > w.m[1] + LAZY);
+    const bool any = __any_sync(~0u, to_unit(x[0], a.scale_log2) > w.m[0] + LAZY || to_unit(x[1], a.scale_log2) > w.m[1] + LAZY);
     if (any) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
             x[h] = fmaxf(x[h], __shfl_xor_sync(~0u, x[h], 1));
-            x[h] = fmaxf(x[h], __shfl_xor_sync(~0u, x[h], 2)) * a.scale_log2;
-            const float m = x[h] > w.m[h] + LAZY ? x[h] : w.m[h], f = ex2(w.m[h] - m);
+            x[h] = to_unit(fmaxf(x[h], __shfl_xor_sync(~0u, x[h], 2)), a.scale_log2);
+            const float m = x[h] > w.m[h] + LAZY ? x[h] : w.m[h], f = ex2((w.m[h] - m) * UNIT);
             w.l[h] *= f;
             w.m[h] = m;
             if ((lane & 3) == 0) a.factor[at * 64 + 16 * warp + (lane >> 2) + 8 * h] = f;
@@ -130,19 +161,27 @@ FFPA_DEVICE void move_base(float (&s)[BK / 2], Rows &w, const fwd_spill_args &a,
     if (lane == 0 && tile >= w.from) ((u8 *)(a.moved + at + w.row64))[warp] = any && tile > w.from;
 }
 
-// Columns 48 part .. + 47: P to the staging tile, row sums.
-FFPA_DEVICE void p_part(const float (&s)[BK / 2], Rows &w, float scale, u32 staging, int part)
+// Groups from .. to - 1, 16 columns each: P to the staging tile, row sums.
+FFPA_DEVICE void p_groups(const float (&s)[BK / 2], Rows &w, const fwd_spill_args &a, Smem &sm, u32 staging, int tile, int from, int to)
 {
     const u32 lane = threadIdx.x & 31, row = 16 * (threadIdx.x >> 5 & 3) + (lane & 15), base = staging + row * 128;
     float sum[2] = {0.0f, 0.0f};
 #pragma unroll
-    for (int g = 3 * part; g < 3 * part + 3; g++) {
+    for (int g = from; g < to; g++) {
         float p[8];
+        u32 kept = ~0u;
+        if constexpr (FFPA_DROPOUT) {
+            const u32 k = opaque(w.number) & 1;
+            kept = kept_weights(sm.options[k], a, first_row(sm.item[k]), tile * BK, g);
+        }
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            p[i] = ex2(fmaf(s[8 * g + i], scale, -w.m[i >> 1 & 1]));
+            const float x = s[8 * g + i], m = w.m[i >> 1 & 1];
+            p[i] = ex2(SCORED ? (x - m) * UNIT : fmaf(x, a.scale_log2, -m));
             sum[i >> 1 & 1] += p[i];
         }
+#pragma unroll
+        for (int i = 0; i < 8; i++) p[i] = !FFPA_DROPOUT || kept >> i & 1 ? p[i] : 0.0f;
         stmatrix4(base + (g >> 2) * BLOCK + ((((2 * g & 7) + (lane >> 4)) ^ (row & 7)) << 4), pack2(p[0], p[1]), pack2(p[2], p[3]),
                   pack2(p[4], p[5]), pack2(p[6], p[7]));
     }
@@ -170,25 +209,68 @@ FFPA_DEVICE void softmax_end(const Rows &w, const fwd_spill_args &a, u32 staging
     }
 }
 
+// The softmax in units that fit between two steps: scores by groups, begin, P by groups, end.
+static constexpr int GROUPS = BK / 16, SCORE_UNITS = SCORED ? GROUPS : 0, UNITS = SCORE_UNITS + 1 + GROUPS;
+FFPA_DEVICE void softmax_unit(float (&s)[BK / 2], Rows &w, const fwd_spill_args &a, Smem &sm, u32 staging, int tile, int unit)
+{
+    const int g = unit - SCORE_UNITS - 1;
+    const u32 k = opaque(w.number) & 1;
+    if (unit < SCORE_UNITS) {
+        const Item &t = sm.item[k];
+        if (tile >= t.from) score_group(s, w.bits, sm.options[k], a, first_row(t), tile * BK, unit); // the tile without keys stays so
+    } else if (g < 0) {
+        recall_rows(w, a, sm);
+        softmax_begin(s, w, a, tile);
+    } else {
+        p_groups(s, w, a, sm, staging, tile, g, g + 1);
+        const int ask = FFPA_DROPOUT ? g - (GROUPS - 3) : g % 3 == 0 && g < 9 ? g / 3 : -1; // dropout has no registers to spare before
+        if (FFPA_MASK == BOOL && ask >= 0)
+            w.bits[ask] = mask_word(sm.options[k], a, first_row(sm.item[k]), (tile + 1) * BK, ask);
+        if (g < GROUPS - 1) return;
+        recall_rows(w, a, sm);
+        softmax_end(w, a, staging, tile, (threadIdx.x & 127) == 0);
+    }
+}
+
+// Steps X .. of S, with units of the softmax of the tile before under each. (A loop stays one: it is too long to unroll.)
+template <int X>
+FFPA_DEVICE void s_steps(float (&s)[BK / 2], float (&before)[BK / 2], Rows &w, const fwd_spill_args &a, Smem &sm, Ring &r, int tile)
+{
+    if constexpr (X < CHUNKS) {
+        const u32 team = threadIdx.x / TEAM_THREADS - 1, staging = smem_addr(sm.staging[team]);
+        const bool elected = (threadIdx.x & 127) == 0;
+        s_step(s, sm, r, team, X == 0, elected);
+#pragma unroll
+        for (int unit = (X * UNITS + CHUNKS - 1) / CHUNKS; unit < ((X + 1) * UNITS + CHUNKS - 1) / CHUNKS; unit++)
+            softmax_unit(before, w, a, sm, staging, tile - 1, unit);
+        pin(before);
+        s_steps<X + 1>(s, before, w, a, sm, r, tile);
+    }
+}
+
 // S of tile `tile` into s; meanwhile the softmax of the tile before, in `before`: for the item's first that is a tile without keys,
 // which is not sent.
 FFPA_DEVICE void s_tile(float (&s)[BK / 2], float (&before)[BK / 2], Rows &w, const fwd_spill_args &a, Smem &sm, Ring &r, int tile)
 {
     const u32 team = threadIdx.x / TEAM_THREADS - 1, staging = smem_addr(sm.staging[team]);
     const bool elected = (threadIdx.x & 127) == 0;
-    s_step(s, sm, r, team, true, elected);
-    softmax_begin(before, w, a, tile - 1);
-    pin(before);
-    s_step(s, sm, r, team, false, elected);
-#pragma unroll
-    for (int part = 0; part < 4; part++) {
-        p_part(before, w, a.scale_log2, staging, part);
+    if constexpr (OPTIONED) {
+        s_steps<0>(s, before, w, a, sm, r, tile);
+    } else {
+        s_step(s, sm, r, team, true, elected);
+        softmax_begin(before, w, a, tile - 1);
         pin(before);
         s_step(s, sm, r, team, false, elected);
-    }
-    softmax_end(w, a, staging, tile - 1, elected);
 #pragma unroll
-    for (int x = 6; x < CHUNKS; x++) s_step(s, sm, r, team, false, elected);
+        for (int part = 0; part < 4; part++) {
+            p_groups(before, w, a, sm, staging, tile - 1, 3 * part, 3 * part + 3);
+            pin(before);
+            s_step(s, sm, r, team, false, elected);
+        }
+        softmax_end(w, a, staging, tile - 1, elected);
+#pragma unroll
+        for (int x = 6; x < CHUNKS; x++) s_step(s, sm, r, team, false, elected);
+    }
     wgmma_wait<0>();
     pin(s);
     if (elected) mbar_arrive(smem_addr(&sm.bar.free[r.slot == 0 ? STAGES - 1 : r.slot - 1]));
@@ -197,27 +279,29 @@ FFPA_DEVICE void s_tile(float (&s)[BK / 2], float (&before)[BK / 2], Rows &w, co
 FFPA_DEVICE void s_finish(float (&s)[BK / 2], Rows &w, const fwd_spill_args &a, Smem &sm, int tile)
 {
     const u32 team = threadIdx.x / TEAM_THREADS - 1, staging = smem_addr(sm.staging[team]);
-    softmax_begin(s, w, a, tile);
+    if constexpr (OPTIONED) {
 #pragma unroll
-    for (int part = 0; part < 4; part++) p_part(s, w, a.scale_log2, staging, part);
-    softmax_end(w, a, staging, tile, (threadIdx.x & 127) == 0);
+        for (int unit = 0; unit < UNITS; unit++) {
+            softmax_unit(s, w, a, sm, staging, tile, unit);
+            pin(s);
+        }
+    } else {
+        softmax_begin(s, w, a, tile);
+#pragma unroll
+        for (int part = 0; part < 4; part++) p_groups(s, w, a, sm, staging, tile, 3 * part, 3 * part + 3);
+        softmax_end(w, a, staging, tile, (threadIdx.x & 127) == 0);
+    }
 }
 
-FFPA_DEVICE Rows rows_of(const fwd_spill_args &a, const Item &t)
+FFPA_DEVICE Rows rows_of(const fwd_spill_args &a, const Item &t, int number)
 {
-    const k_scores &c = a.scores;
-    const int team = threadIdx.x / TEAM_THREADS - 1, first = t.row + team * 64, end = first + 63 < a.nq ? first + 63 : a.nq - 1;
     Rows w;
     w.m[0] = w.m[1] = NO_BASE;
     w.l[0] = w.l[1] = 0.0f;
-    w.row = first + (threadIdx.x >> 5 & 3) * 16 + (threadIdx.x >> 2 & 7);
-    w.from = t.from;
     w.moved = false;
-    w.run = p_run(a, t.local, t.tile, team, {t.from, t.to});
-    w.row64 = (t.local * a.q_tiles + t.tile) * 2 + team;
-    w.clear_to = key_range(c.left, c.right, c.top_left, first, a.nq, a.nk).hi;
-    w.clear_from = key_range(c.left, c.right, c.top_left, end, a.nq, a.nk).lo;
-    w.line = key_line(c, a.nq, a.nk);
+    w.number = number;
+    if (FFPA_MASK == BOOL) w.bits[0] = w.bits[1] = w.bits[2] = 0;
+    place_rows(w, a, t);
     return w;
 }
 
@@ -235,7 +319,7 @@ FFPA_DEVICE void finish_rows(const Rows &w, const fwd_spill_args &a, int head)
         if ((lane & 3) != 0) continue;
         const RowEnd end = end_row(a.scores, h, w.m[x], l);
         const int at = w.row64 * 64 + warp * 16 + (lane >> 2) + 8 * x;
-        a.inverse[at] = end.inverse;
+        a.inverse[at] = end.inverse * (FFPA_DROPOUT ? a.dropout.keep_scale : 1.0f);
         a.base[at] = w.m[x];
         if (w.row + 8 * x < a.nq && a.lse.data)
             ((float *)a.lse.data)[b * a.lse.sb + h * a.lse.sh + (w.row + 8 * x) * a.lse.sn] = end.lse;
@@ -250,9 +334,9 @@ FFPA_DEVICE void consume(const fwd_spill_args &a, Smem &sm)
     for (int k = 0;; k++) {
         mbar_wait(smem_addr(&sm.bar.dealt[k & 1]), k >> 1 & 1);
         const Item t = sm.item[k & 1];
-        give_back_item(sm.bar, k);
+        if (!OPTIONED) give_back_item(sm.bar, k);
         if (t.local < 0) break;
-        Rows w = rows_of(a, t);
+        Rows w = rows_of(a, t, k);
 #pragma unroll
         for (int x = 0; x < BK / 2; x++) s1[x] = -FFPA_INF;
 #pragma unroll 1
@@ -265,7 +349,9 @@ FFPA_DEVICE void consume(const fwd_spill_args &a, Smem &sm)
             s_finish(s0, w, a, sm, t.to - 1);
         else if (t.to > t.from)
             s_finish(s1, w, a, sm, t.to - 1);
-        finish_rows(w, a, t.head);
+        recall_rows(w, a, sm);
+        finish_rows(w, a, OPTIONED ? sm.item[k & 1].head : t.head);
+        if (OPTIONED) give_back_item(sm.bar, k);
     }
     if ((threadIdx.x & 127) == 0) bulk_wait<0>();
 }

@@ -30,7 +30,7 @@ static constexpr int BLOCK = 8192;                                 // bytes of 6
 static constexpr int BM = 128, BK = 192;                           // rows of an item of P; keys of its tiles, rows of an item of O
 static constexpr int THREADS = 384, TEAM_THREADS = 128;            // one warpgroup loads, two multiply
 static_assert(DTYPE == F16 || DTYPE == BF16, "16-bit inputs");
-static_assert(!SCORED && !FFPA_DROPOUT && !FFPA_VARLEN && !FFPA_CACHE, "plain, causal, window and sink");
+static_assert(!FFPA_VARLEN && !FFPA_CACHE, "dense problems");
 
 // full[s]: 1 arrival + bytes; free[s]: one arrival of each multiplying warpgroup. dealt[2]: 1 arrival + bytes, the item is
 // there; taken[2]: one arrival of each multiplying warp, which is done with it.

@@ -273,6 +273,12 @@ FFPA_DEVICE void stg128(void *p, const u32 (&x)[4])
                  : "memory");
 }
 
+// 16 bytes of global memory that nobody writes meanwhile.                 [ld.global.nc.v4]
+FFPA_DEVICE void ldg128(u32 (&x)[4], const void *p)
+{
+    asm volatile("ld.global.nc.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(p));
+}
+
 // Read-only load that stays where it is written, because its latency is planned.   [ld.global.nc]
 FFPA_DEVICE float ldg_f32(const float *p)
 {

@@ -108,8 +108,6 @@ static const char *refusal(const problem *p)
     if ((p->aligned & boxed) != boxed)
         return "q, k, v and o need rows at 16 bytes and positive strides";
     if (p->sources) return "takes no packed sequences and no KV cache";
-    if (a->mask_dtype || a->alibi || a->softcap > 0 || p->dropping)
-        return "takes no mask, ALiBi, softcap or dropout";
     if (a->has_scale && !(a->scale > 0.0f)) return "takes no scale of zero or below";
     if (p->row_subset) return "takes no subset of rows";
     if (p->total_q == 0 || p->total_k == 0 || a->hq == 0) return "needs a query and a key";
@@ -271,6 +269,14 @@ static ffpa_status get_maps(const cuda_plan *own, const ffpa_forward_params *f,
     return FFPA_OK;
 }
 
+/* May a kernel ask for 16 keys of a bool mask at once, or for two of an added one? */
+static bool mask_wide(const k_tensor *m, int32_t dtype)
+{
+    const int64_t size = (int64_t)dtype_bytes(dtype), unit = dtype == FFPA_BOOL ? 16 : 2 * size;
+    return m->data && m->sd == 1 && (uintptr_t)m->data % (uintptr_t)unit == 0 &&
+           m->sb * size % unit == 0 && m->sh * size % unit == 0 && m->sn * size % unit == 0;
+}
+
 static fwd_spill_args args_of(const spill_choice *x, const call *c, char *workspace)
 {
     const ffpa_forward_params *f = &c->f;
@@ -281,6 +287,7 @@ static fwd_spill_args args_of(const spill_choice *x, const call *c, char *worksp
         .o = args_tensor(&f->o),
         .lse = args_tensor(&f->lse),
         .scores = args_scores(c),
+        .dropout = args_dropout(c),
         .p = workspace,
         .zero = workspace + x->zero,
         .moved = (unsigned *)(void *)(workspace + x->moved),
@@ -298,6 +305,8 @@ static fwd_spill_args args_of(const spill_choice *x, const call *c, char *worksp
     };
     args.group = args.hq / (int)f->k.shape[1];
     args.scale_log2 = log2_scale(call_scale(c));
+    args.bend = f->softcap > 0 ? args.scores.scale / f->softcap : 0.0f;
+    args.mask_wide = mask_wide(&args.scores.mask, f->mask.dtype);
     return args;
 }
 
