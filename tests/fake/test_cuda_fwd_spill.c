@@ -112,7 +112,7 @@ static void what_it_does_not_take_runs_on_sm80(void **state)
     static const struct {
         const char *problem, *reason;
     } cases[] = {
-        {"fwd,bf16,b1h32,q500k500,d640,softcap5", "no mask, ALiBi, softcap or dropout"},
+        {"fwd,bf16,b2h32,q500k500,d640,varlen=500+400,softcap5", "takes no packed sequences"},
         {"fwd,bf16,b1h32,q500k500,d640,scale0", "no scale of zero or below"},
         {"fwd,bf16,b1h32,q500k500,d300v1024", "takes D from 321 to 1024"},
         {"fwd,bf16,b1h1,q500k500,d640", "4 tiles of 128 rows of 500 do not fill the GPU"},
@@ -127,6 +127,37 @@ static void what_it_does_not_take_runs_on_sm80(void **state)
         family_on_hopper(&c.ask, NULL, why, sizeof why);
         if (!strstr(why, cases[i].reason))
             fail_msg("%s: '%s' does not say '%s'", cases[i].problem, why, cases[i].reason);
+    }
+}
+
+/* A variant each; a mask is read wide where its keys lie side by side from aligned addresses. */
+static void options_are_told(void **state)
+{
+    static const struct {
+        const char *problem, *variant;
+        int wide;
+    } cases[] = {
+        {"fwd,bf16,b1h32,q500k500,d512,softcap5,causal", "d512v512_range_softcap", 0},
+        {"fwd,bf16,b1h32,q500k500,d576,alibi", "d576v576_alibi", 0},
+        {"fwd,f16,b1h32,q500k500,d1024,dropout0.5", "d1024v1024_dropout", 0},
+        {"fwd,bf16,b2h32,q500k512,d640,mask=bool:qk", "d640v640_mask", 1},
+        {"fwd,bf16,b2h32,q500k500,d640,mask=bool:qk", "d640v640_mask", 0},
+        {"fwd,bf16,b2h32,q500k500,d640,mask=f32:qk", "d640v640_mask", 1},
+        {"fwd,bf16,b2h32,q500k501,d640,mask=bf16:qk", "d640v640_mask", 0},
+        {"fwd,bf16,b2h32,q500k512,d640,mask=bool:bhq", "d640v640_mask", 0},
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        device_call c;
+        device_call_make(&c, cases[i].problem, 0);
+        FAKE.launch_count = 0;
+        assert_ok(forward(*state, &c));
+        assert_string_equal(ffpa_last_path(), "cuda/sm90_spill/forward");
+        assert_non_null(strstr(FAKE.launches[0].kernel, cases[i].variant));
+        const fwd_spill_args args = args_of(0);
+        assert_int_equal(args.mask_wide, cases[i].wide);
+        assert_ptr_equal(args.scores.mask.data, c.f.mask.data);
+        assert_true(args.bend == (c.f.softcap > 0 ? args.scores.scale / c.f.softcap : 0.0f));
+        assert_true(args.dropout.keep_scale == (c.f.dropout ? 2.0f : 1.0f));
     }
 }
 
@@ -160,6 +191,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_warm_call_only_enqueues, fake_set_up, fake_tear_down),
         cmocka_unit_test_setup_teardown(what_it_does_not_take_runs_on_sm80, fake_set_up,
                                         fake_tear_down),
+        cmocka_unit_test_setup_teardown(options_are_told, fake_set_up, fake_tear_down),
         cmocka_unit_test(sizes_beyond_any_memory_are_planned_or_refused),
         cmocka_unit_test_setup_teardown(too_small_a_workspace_is_left_to_sm80, fake_set_up,
                                         fake_tear_down),

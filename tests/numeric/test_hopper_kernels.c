@@ -309,6 +309,22 @@ static void spill(void **state)
     forward(t, family, "chunks of rows");
 }
 
+static void spill_options(void **state)
+{
+    static const char family[] = "cuda/sm90_spill";
+    (void)state;
+    forward(with_all(BF16(2, 140, 270, 512, 512)), family, "all options");
+    forward(with_all(F16(2, 140, 270, 1024, 584)), family, "all options, widest");
+    forward(with_mask(BF16(2, 140, 288, 512, 512)), family, "bool mask, 16 keys at once");
+    forward(with_mask(BF16(2, 140, 270, 576, 576)), family, "bool mask, a key at a time");
+    forward(causal(with_softcap(BF16(2, 140, 270, 512, 512))), family, "softcap");
+    forward(with_alibi(BF16(2, 140, 470, 512, 512)), family, "ALiBi, bases that move");
+    forward(with_bias(with_dropout(BF16(2, 140, 270, 640, 640))), family,
+            "added mask and dropout");
+    forward(poisoned(with_mask(BF16(2, 140, 140, 512, 512))), family, "bool mask and NaN");
+    forward(dropped(BF16(2, 140, 140, 640, 640)), family, "infinity and dropout");
+}
+
 /* ---- backward ------------------------------------------------------------------------------------------ */
 
 static void gradients(void **state)
@@ -410,6 +426,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(pair_options),
         cmocka_unit_test(pair_parts),
         cmocka_unit_test(spill),
+        cmocka_unit_test(spill_options),
         cmocka_unit_test(gradients),
         cmocka_unit_test(gradients_range),
         cmocka_unit_test(gradients_options),
