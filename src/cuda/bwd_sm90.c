@@ -141,9 +141,7 @@ ffpa_status backward_sm90_choose(const problem *p, const cuda_device *device, vo
     TRY(backward_add_renorm(kernels, p, device, x, true));
     if (p->outputs & (OUT_DQ | OUT_DK)) x->dk = x->dq = add_products(kernels, p, device, a->d);
     if (p->outputs & OUT_DV)
-        x->dv = x->dk >= 0 && columns_sm90(a->d) == columns_sm90(a->dv)
-                    ? x->dk
-                    : add_products(kernels, p, device, a->dv);
+        x->dv = x->dk >= 0 && a->d == a->dv ? x->dk : add_products(kernels, p, device, a->dv);
     if (!(p->outputs & OUT_DQ)) x->dq = -1;
     if (!(p->outputs & OUT_DK)) x->dk = -1;
     report->workspace_bytes = x->at.bytes;

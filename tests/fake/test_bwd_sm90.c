@@ -5,6 +5,8 @@
 
 #include "common/shapes.h"
 
+#include <stdio.h>
+
 static products_args products_of(const fake_launch *l)
 {
     products_args args;
@@ -69,6 +71,29 @@ static void products_of_other_width_are_another_launch(void **state)
     assert_true(rest.order[0] == 1 && rest.order[1] == 2 && rest.order[2] == -1);
     assert_int_equal(rest.columns, 192);
     assert_ptr_not_equal(dv.ticket, rest.ticket);
+}
+
+/* Widths that are cut into the same tiles are two launches, too: what the kernel stores ends at one number of columns. */
+static void each_product_ends_at_its_own_columns(void **state)
+{
+    static const char *const widths[] = {"d320v264", "d264v320", "d512v504", "d192v136"};
+    device_call c;
+    for (size_t i = 0; i < COUNT(widths); i++) {
+        char text[80];
+        int products = 0;
+        snprintf(text, sizeof text, "bwd,bf16,b1h2,q400k400,%s,varlen=400", widths[i]);
+        device_call_make(&c, text, 0);
+        FAKE.launch_count = 0;
+        assert_ok(backward(*state, &c));
+        assert_string_equal(ffpa_last_path(), "cuda/sm90/backward");
+        for (int n = 2; n < FAKE.launch_count; n++) {
+            const products_args g = products_of(&FAKE.launches[n]);
+            const int64_t columns[] = {c.g.dv.shape[3], c.g.dk.shape[3], c.g.dq.shape[3]};
+            for (int k = 0; k < 3 && g.order[k] >= 0; k++, products++)
+                assert_int_equal(g.columns, columns[g.order[k]]);
+        }
+        assert_int_equal(products, 3);
+    }
 }
 
 static void only_what_is_asked_for_is_computed(void **state)
@@ -292,6 +317,7 @@ int main(void)
         TEST(three_kernels_when_d_is_dv),
         TEST(maps_are_made_once),
         TEST(products_of_other_width_are_another_launch),
+        TEST(each_product_ends_at_its_own_columns),
         TEST(only_what_is_asked_for_is_computed),
         TEST(options_come_together),
         TEST(what_it_does_not_take_goes_on),

@@ -334,6 +334,8 @@ static void gradients(void **state)
     backward(with_alibi(GRADIENTS(140, 270, 64, 64)), family, "small head");
     backward(GRADIENTS(140, 270, 512, 512), family, "widest tiles");
     backward(GRADIENTS(70, 140, 192, 128), family, "Dv below D");
+    backward(GRADIENTS(140, 140, 320, 264), family, "Dv below D, in tiles of the same width");
+    backward(GRADIENTS(140, 140, 264, 320), family, "Dv above D, in tiles of the same width");
     backward(GRADIENTS(40, 70, 136, 40), family, "tails");
     backward(problem(&(form){FFPA_F16, 2, 140, 140, 320, 320, true}), family, "f16");
 }
@@ -345,6 +347,7 @@ static void gradients_range(void **state)
     backward(causal(GRADIENTS(140, 270, 192, 192)), family, "causal");
     backward(with_window(GRADIENTS(270, 270, 136, 136)), family, "window");
     backward(packed(GRADIENTS(150, 180, 192, 192)), family, "packed");
+    backward(packed(GRADIENTS(150, 180, 192, 136)), family, "packed, Dv below D");
     backward(poisoned(GRADIENTS(140, 140, 192, 192)), family, "NaN");
 }
 
