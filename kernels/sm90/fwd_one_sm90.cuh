@@ -58,15 +58,6 @@ struct Tile { // what the CTA computes next
 #endif
 };
 
-FFPA_DEVICE int part_of(const Tile &t)
-{
-#if FFPA_SPLIT
-    return t.part;
-#else
-    return ALL_KEYS;
-#endif
-}
-
 // Shared memory: Q | K slots | V slots | barriers | two tile records
 static constexpr u32 S_Q = 0, S_K = TEAMS * Q_BYTES, S_V = S_K + K_STAGES * K_BYTES, S_BARS = S_V + V_STAGES * V_BYTES;
 static constexpr u32 Q_FULL = S_BARS, Q_FREE = Q_FULL + 8 * TEAMS, K_FULL = Q_FREE + 8 * TEAMS,

@@ -281,16 +281,6 @@ FFPA_DEVICE void send_sums(Math &w)
     }
 }
 
-// Part of the keys that a tile is about.
-FFPA_DEVICE int part_of(const Tile &t)
-{
-#if FFPA_SPLIT
-    return t.part;
-#else
-    return ALL_KEYS;
-#endif
-}
-
 // Number of a row of partial results.
 FFPA_DEVICE i64 partial_row(const fwd_pair_args &a, const Tile &t, int row)
 {

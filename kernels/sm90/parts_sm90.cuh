@@ -9,6 +9,16 @@
 
 static constexpr int ALL_KEYS = -1; // the part number of a whole tile
 
+// Part of the keys that a tile is about; without parts a tile has no room for the number.
+template <class Tile> FFPA_DEVICE int part_of(const Tile &t)
+{
+#if FFPA_SPLIT
+    return t.part;
+#else
+    return ALL_KEYS;
+#endif
+}
+
 struct PartItem {
     int tile, part;
 };

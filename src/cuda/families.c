@@ -14,9 +14,9 @@
 #include <string.h>
 
 const family FAMILIES[] = {
-    {"sm90_one", FFPA_FORWARD, 90, 90, fwd_one_supports, fwd_one_prefers,
-     sizeof(fwd_one_choice), fwd_one_choose, fwd_one_run, true},
-    {"sm90_pair", FFPA_FORWARD, 90, 90, pair_supports, pair_prefers, sizeof(pair_choice),
+    {"sm90_one", FFPA_FORWARD, 90, 90, fwd_one_supports, parts_prefer, sizeof(fwd_one_choice),
+     fwd_one_choose, fwd_one_run, true},
+    {"sm90_pair", FFPA_FORWARD, 90, 90, pair_supports, parts_prefer, sizeof(pair_choice),
      pair_choose, pair_run, true},
     {"sm90_spill", FFPA_FORWARD, 90, 90, spill_supports, spill_prefers, sizeof(spill_choice),
      spill_choose, spill_run, true},

@@ -127,17 +127,6 @@ bool fwd_one_supports(const problem *p, const cuda_device *device, char *why, si
     return false;
 }
 
-/* A tile of few rows is mostly padding. */
-bool fwd_one_prefers(const problem *p, const cuda_device *device, char *why, size_t why_bytes)
-{
-    enum { DECODE_ROWS = 16 };
-    (void)device;
-    if (p->ask.nq > DECODE_ROWS) return true;
-    snprintf(why, why_bytes, "%" PRId64 " query rows leave a tile of 128 mostly empty",
-             p->ask.nq);
-    return false;
-}
-
 /* ---- plan ---------------------------------------------------------------------------------------- */
 
 /* Heads walked together where tiles differ in length: as many as have K and V in the L2. */

@@ -17,7 +17,6 @@ typedef struct fwd_one_choice {
 } fwd_one_choice;
 
 bool fwd_one_supports(const problem *p, const cuda_device *device, char *why, size_t why_bytes);
-bool fwd_one_prefers(const problem *p, const cuda_device *device, char *why, size_t why_bytes);
 ffpa_status fwd_one_choose(const problem *p, const cuda_device *device, void *choice,
                            variant_list *kernels, ffpa_report *report);
 ffpa_status fwd_one_run(const ffpa_plan *plan, const cuda_plan *own, const call *c,

@@ -52,17 +52,6 @@ bool pair_supports(const problem *p, const cuda_device *device, char *why, size_
     return args_fit(p, why, why_bytes);
 }
 
-/* A tile of few rows is mostly padding (docs/design/0011-forward-on-pairs-of-blocks.md). */
-bool pair_prefers(const problem *p, const cuda_device *device, char *why, size_t why_bytes)
-{
-    enum { DECODE_ROWS = 16 };
-    (void)device;
-    if (p->ask.nq > DECODE_ROWS) return true;
-    snprintf(why, why_bytes, "%" PRId64 " query rows leave a tile of 128 mostly empty",
-             p->ask.nq);
-    return false;
-}
-
 /* ---- plan ------------------------------------------------------------------------------------------ */
 
 /* Ring slots that shared memory leaves room for. */

@@ -14,7 +14,6 @@ typedef struct pair_choice {
 } pair_choice;
 
 bool pair_supports(const problem *p, const cuda_device *device, char *why, size_t why_bytes);
-bool pair_prefers(const problem *p, const cuda_device *device, char *why, size_t why_bytes);
 ffpa_status pair_choose(const problem *p, const cuda_device *device, void *choice,
                         variant_list *kernels, ffpa_report *report);
 ffpa_status pair_run(const ffpa_plan *plan, const cuda_plan *own, const call *c,

@@ -3,6 +3,7 @@
 
 #include "cuda/cuda_args.h"
 
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 
@@ -89,6 +90,16 @@ static parts_choice evaluate(const problem *p, const parts_ask *ask, const tile_
     x.lse_at = ((size_t)rows * (size_t)splits * (size_t)p->ask.dv * 4 + 255) / 256 * 256;
     x.bytes = x.lse_at + (size_t)rows * (size_t)splits * 4;
     return x;
+}
+
+bool parts_prefer(const problem *p, const cuda_device *device, char *why, size_t why_bytes)
+{
+    enum { DECODE_ROWS = 16 };
+    (void)device;
+    if (p->ask.nq > DECODE_ROWS) return true;
+    snprintf(why, why_bytes, "%" PRId64 " query rows leave a tile of 128 mostly empty",
+             p->ask.nq);
+    return false;
 }
 
 parts_choice parts_choose(const problem *p, const parts_ask *ask)

@@ -26,6 +26,10 @@ typedef struct parts_choice {
     double us;            /* estimate */
 } parts_choice;
 
+/* With parts a family is for all but decode: a tile of few rows is mostly padding
+ * (docs/design/0011-forward-on-pairs-of-blocks.md). */
+bool parts_prefer(const problem *p, const cuda_device *device, char *why, size_t why_bytes);
+
 parts_choice parts_choose(const problem *p, const parts_ask *ask);
 
 /* Where partial results are in the workspace; bytes of it with them. */
