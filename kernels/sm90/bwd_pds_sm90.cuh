@@ -39,11 +39,11 @@ static constexpr u32 BLOCK = 8192, A_BYTES = BM * 128, SLOT = (BM + BN) * 128, S
 static constexpr bool SELECTS = ROW_MASKS || FFPA_VARLEN; // may a tile hold pairs whose weight is 0 whatever dP is?
 static constexpr bool ANY_OPTIONS = BN == 128;              // are there registers for all?
 static constexpr bool SCORED = FFPA_MASK || ANY_OPTIONS; // do scores come from the shared code? It wants more registers
-static constexpr bool SLOPES = FFPA_SOFTCAP && FFPA_DMASK; // is the softcap's slope kept by itself? The mask's gradient is without it
-static constexpr bool WEIGHTED = FFPA_DROPOUT || (FFPA_SOFTCAP && !FFPA_DMASK); // is P not what dP - delta is multiplied by?
-static constexpr int TILES = 1 + WEIGHTED + SLOPES + FFPA_DMASK, STAGES = pds90_stages(BN, TILES);
-static constexpr u32 WEIGHTS = WEIGHTED ? STAGING : 0, SLOPE = WEIGHTS + STAGING; // where they are, from P on; likewise
-static constexpr u32 REST = (TILES - 1) * STAGING; // what weights lost as they were rounded: the mask's gradient may be in f32
+// Staging tiles: P; what dP - delta is multiplied by where that is not P. With FFPA_DMASK that is in f32, as the mask's gradient may be,
+// so two tiles, each thread's numbers by themselves, and the softcap's slope, which that gradient is without, has another.
+static constexpr bool WEIGHTED = !FFPA_DMASK && (FFPA_SOFTCAP || FFPA_DROPOUT), SLOPES = FFPA_SOFTCAP && FFPA_DMASK;
+static constexpr int TILES = FFPA_DMASK ? 3 + SLOPES : 1 + WEIGHTED, STAGES = pds90_stages(BN, TILES);
+static constexpr u32 WEIGHTS = WEIGHTED ? STAGING : 0, OWN = STAGING, SLOPE = 3 * STAGING; // where, from P on
 static_assert(BN == 128 || (BN == 192 && !FFPA_DMASK && (FFPA_MASK == 0 || FFPA_MASK == BOOL)), "registers for bool masks");
 static_assert(BN == 128 || FFPA_SOFTCAP + FFPA_ALIBI + FFPA_DROPOUT + (FFPA_MASK != 0) <= 1, "registers for one option");
 
@@ -327,6 +327,7 @@ FFPA_DEVICE void put_group(u32 at, const float (&x)[8])
 {
     stmatrix4(at, pack2(x[0], x[1]), pack2(x[2], x[3]), pack2(x[4], x[5]), pack2(x[6], x[7]));
 }
+FFPA_DEVICE u32 own_at(const Math &m, int g, int i) { return m.staging + OWN + ((4 * g + i) * 128 + (threadIdx.x & 127)) * 8; }
 FFPA_DEVICE u32 group_at(const Math &m, int g) { return m.base + (g >> 2) * BLOCK + (m.swizzle ^ ((g & 3) << 5)); }
 
 // Columns 16 g .. 16 g + 15 of P: from S in registers to the staging tile.
@@ -368,14 +369,12 @@ FFPA_DEVICE void group_p_dropped(const pds90_args &a, const Math &m, const float
     stmatrix4(group_at(m, g), kept[0], kept[1], kept[2], kept[3]);
 }
 
-static constexpr float REST_UNIT = 65536.0f; // in it a rest, of less than 2^-9, fills an f16
-
 // The same with any options, two pairs at a time. Weights of -0 are of unseen pairs: one that is dropped and too small for the dtype
 // becomes 0, for then nothing tells it from one that is kept.
 FFPA_DEVICE void group_p_scored(const pds90_args &a, const Math &m, const float (&s)[BN / 2], int g, const float (&bias)[8])
 {
-    constexpr float LEAST = DTYPE == F16 ? 0x1p-24f : 0x1p-126f;
-    u32 kept[4], weight[4], slope[4], rest[4];
+    constexpr float LEAST = DTYPE == F16 && !FFPA_DMASK ? 0x1p-24f : 0x1p-126f;
+    u32 kept[4], weight[4], slope[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int half = i & 1, key = m.key + 16 * g + (i >> 1) * 8;
@@ -395,53 +394,61 @@ FFPA_DEVICE void group_p_scored(const pds90_args &a, const Math &m, const float 
             if (!keeps[e] && v != -FFPA_INF) w[e] = w[e] < LEAST ? 0.0f : -w[e];
         }
         kept[i] = pack2(p[0], p[1]), weight[i] = pack2(w[0], w[1]), slope[i] = pack2(bend[0], bend[1]);
-        rest[i] = pack_f16((fabsf(w[0]) - fabsf(low_of(weight[i]))) * REST_UNIT, (fabsf(w[1]) - fabsf(high_of(weight[i]))) * REST_UNIT);
+        if (FFPA_DMASK) sts64(own_at(m, g, i), __float_as_uint(w[0]), __float_as_uint(w[1]));
     }
     if (WEIGHTED) stmatrix4(group_at(m, g) + WEIGHTS, weight[0], weight[1], weight[2], weight[3]);
     if (SLOPES) stmatrix4(group_at(m, g) + SLOPE, slope[0], slope[1], slope[2], slope[3]);
-    if (FFPA_DMASK) stmatrix4(group_at(m, g) + REST, rest[0], rest[1], rest[2], rest[3]);
     stmatrix4(group_at(m, g), kept[0], kept[1], kept[2], kept[3]);
 }
 
-// dS of a pair: w (dP - delta). `rest` of w is in REST_UNIT.
-FFPA_DEVICE float ds_of(const pds90_args &a, float w, float dp, float delta, float rest = 0.0f)
+// dS of a pair: w (dP - delta).
+FFPA_DEVICE float ds_of(const pds90_args &a, float w, float dp, float delta)
 {
     if (FFPA_DROPOUT) dp = __float_as_uint(w) >> 31 ? 0.0f : dp * a.dropout.keep_scale;
-    if (FFPA_DROPOUT) w = fabsf(w);
-    return (FFPA_DMASK ? w + rest * (1.0f / REST_UNIT) : w) * (dp - delta); // x + 0 is no x to the compiler: it costs an instruction
+    return (FFPA_DROPOUT ? fabsf(w) : w) * (dp - delta);
 }
 
-// Is a weight of two that of a pair that nobody sees?
-FFPA_DEVICE bool low_unseen(u32 two) { return SCORED ? (two & 0xffff) == UNSEEN : low_of(two) == 0.0f; }
-FFPA_DEVICE bool high_unseen(u32 two) { return SCORED ? two >> 16 == UNSEEN : high_of(two) == 0.0f; }
+// Is this the weight of a pair that nobody sees?
+FFPA_DEVICE bool hides(float w) { return SCORED ? unseen(w) : w == 0.0f; }
+
+// Two pairs of columns with the mask's gradient, which goes to memory: weights from this thread's own, in f32.
+FFPA_DEVICE u32 pairs_ds(const pds90_args &a, const Math &m, const float *dp, u32 slope, int g, int i)
+{
+    float w[2];
+    lds64(w, own_at(m, g, i));
+    float x = hides(w[0]) ? -0.0f : ds_of(a, w[0], dp[0], m.delta[i & 1]);
+    float y = hides(w[1]) ? -0.0f : ds_of(a, w[1], dp[1], m.delta[i & 1]);
+    if (m.blocks > 0) *(float2 *)(m.dbias + (i & 1) * 8 * a.chunk.ld + 16 * g + (i >> 1) * 8) = make_float2(x, y);
+    if (SLOPES && !hides(w[0])) x *= low_of(slope);
+    if (SLOPES && !hides(w[1])) y *= high_of(slope);
+    return pack2(x, y);
+}
 
 // The same columns of dS: weights from the staging tile, dP from registers, dS in the place of P. Where a pair is not seen
 // dP may be anything.
 FFPA_DEVICE void group_ds(const pds90_args &a, const Math &m, const float (&dp)[BN / 2], int g)
 {
     const u32 at = group_at(m, g);
-    u32 w[4], ds[4], slope[4], rest[4];
+    u32 w[4], ds[4], slope[4];
+    if (FFPA_DMASK) {
+        if (SLOPES) ldmatrix4(slope, at + SLOPE);
+#pragma unroll
+        for (int i = 0; i < 4; i++) ds[i] = pairs_ds(a, m, dp + 8 * g + 2 * i, SLOPES ? slope[i] : 0, g, i);
+        stmatrix4(at, ds[0], ds[1], ds[2], ds[3]);
+        return;
+    }
     ldmatrix4(w, at + WEIGHTS);
-    if (SLOPES) ldmatrix4(slope, at + SLOPE);
-    if (FFPA_DMASK) ldmatrix4(rest, at + REST);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        float x = ds_of(a, low_of(w[i]), dp[8 * g + 2 * i], m.delta[i & 1]);
-        float y = ds_of(a, high_of(w[i]), dp[8 * g + 2 * i + 1], m.delta[i & 1]);
-        if (FFPA_DMASK && m.blocks > 0) {
-            const float u = ds_of(a, low_of(w[i]), dp[8 * g + 2 * i], m.delta[i & 1], f32_of_f16((u16)rest[i]));
-            const float v = ds_of(a, high_of(w[i]), dp[8 * g + 2 * i + 1], m.delta[i & 1], f32_of_f16((u16)(rest[i] >> 16)));
-            *(float2 *)(m.dbias + (i & 1) * 8 * a.chunk.ld + 16 * g + (i >> 1) * 8) =
-                make_float2(low_unseen(w[i]) ? 0.0f : u, high_unseen(w[i]) ? 0.0f : v);
-        }
-        if (SLOPES) x *= low_of(slope[i]), y *= high_of(slope[i]);
+        const float x = ds_of(a, low_of(w[i]), dp[8 * g + 2 * i], m.delta[i & 1]);
+        const float y = ds_of(a, high_of(w[i]), dp[8 * g + 2 * i + 1], m.delta[i & 1]);
         ds[i] = pack2(x, y);
     }
     if (FFPA_MASK || (SELECTS && !m.whole)) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            if (low_unseen(w[i])) ds[i] = ds[i] & 0xffff0000u | (SCORED ? UNSEEN : 0);
-            if (high_unseen(w[i])) ds[i] = ds[i] & 0x0000ffffu | (SCORED ? UNSEEN << 16 : 0);
+            if (hides(low_of(w[i]))) ds[i] = ds[i] & 0xffff0000u | (SCORED ? UNSEEN : 0);
+            if (hides(high_of(w[i]))) ds[i] = ds[i] & 0x0000ffffu | (SCORED ? UNSEEN << 16 : 0);
         }
     }
     stmatrix4(at, ds[0], ds[1], ds[2], ds[3]);

@@ -64,12 +64,12 @@ static int tile_keys(const problem *p)
     return options > 1 || added || p->outputs & OUT_DMASK ? 128 : 192;
 }
 
-/* Staging tiles: P; weights that are not P; slopes of the softcap that the mask's gradient is without, and what the
- * weights lost as they were rounded, which that gradient is with. */
+/* Staging tiles: P; weights that are not P, or, where the mask's gradient is asked for, in f32 (two tiles) and without the
+ * softcap's slope, which then has another. */
 static int staging_tiles(const problem *p)
 {
-    const bool capped = p->ask.softcap > 0, dmask = (p->outputs & OUT_DMASK) != 0;
-    return 1 + (p->dropping || (capped && !dmask)) + (capped && dmask) + dmask;
+    const bool capped = p->ask.softcap > 0;
+    return p->outputs & OUT_DMASK ? 3 + capped : 1 + (capped || p->dropping);
 }
 
 static int units(const problem *p, bool keys, int64_t columns)
