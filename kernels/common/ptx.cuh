@@ -115,6 +115,19 @@ FFPA_DEVICE float ex2(float x)
     return r;
 }
 
+// BYTES (1, 2, 4) of global memory, or `other` without a look at it: never a branch, so many of them are under way at once.
+template <int BYTES> FFPA_DEVICE u32 ldg_where(bool there, const void *p, u32 other)
+{
+    u32 x = other;
+    if (BYTES == 4)
+        asm volatile("{\n.reg .pred q;\nsetp.ne.u32 q, %2, 0;\n@q ld.global.u32 %0, [%1];\n}" : "+r"(x) : "l"(p), "r"((u32)there));
+    else if (BYTES == 2)
+        asm volatile("{\n.reg .pred q;\nsetp.ne.u32 q, %2, 0;\n@q ld.global.u16 %0, [%1];\n}" : "+r"(x) : "l"(p), "r"((u32)there));
+    else
+        asm volatile("{\n.reg .pred q;\nsetp.ne.u32 q, %2, 0;\n@q ld.global.u8 %0, [%1];\n}" : "+r"(x) : "l"(p), "r"((u32)there));
+    return x;
+}
+
 // [st.shared, ld.shared]
 FFPA_DEVICE void sts32(u32 addr, u32 x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(addr), "r"(x) : "memory"); }
 FFPA_DEVICE void sts64(u32 addr, u32 x, u32 y)

@@ -63,27 +63,27 @@ FFPA_DEVICE float score_bent(const k_scores &c, float bend, float dot)
     return FFPA_SOFTCAP ? c.softcap * tanhf(dot * bend) : dot * c.scale;
 }
 
-// score() in two steps, for kernels that fetch ahead what a mask adds (in one they would have a branch a pair more).
-// Does the row see key j, and what does its mask add? `inside`: j is known to be within the row's range.
-FFPA_DEVICE bool score_bias(const ScoreRow &r, int j, bool inside, float &bias)
+// score() in two steps, for kernels that fetch ahead (in one they would have a branch a pair more): first what the mask holds for key j, on
+// which nothing waits; without a mask, whether the row sees the key. `offset`: j * mask_sd.
+FFPA_DEVICE u32 mask_value(const ScoreRow &r, int j, i64 offset, bool inside)
 {
-    bool seen = inside || (j >= r.keys.lo && j < r.keys.hi);
-    bias = 0.0f;
-    if (FFPA_MASK == BOOL) {
-        seen = seen && r.mask[j * r.mask_sd] != 0;
-    } else if (FFPA_MASK) {
-        bias = seen ? element_get(r.mask, j * r.mask_sd, FFPA_MASK) : 0.0f;
-        seen = seen && bias != -FFPA_INF;
-    }
-    return seen;
+    const u32 unseen = FFPA_MASK == F32 ? 0xff800000u : FFPA_MASK == F16 ? 0xfc00u : FFPA_MASK == BF16 ? 0xff80u : 0;
+    const bool seen = inside | ((u32)(j - r.keys.lo) < (u32)(r.keys.hi - r.keys.lo));
+    constexpr int SIZE = dtype_size(FFPA_MASK ? FFPA_MASK : BOOL);
+    return FFPA_MASK ? ldg_where<SIZE>(seen, r.mask + offset * SIZE, unseen) : seen;
 }
 
-// The score of key j from score_capped's value and what score_bias says.
-FFPA_DEVICE float score_of(const k_scores &c, const ScoreRow &r, float t, int j, bool seen, float bias)
+// Then the score of key j from score_capped's value.
+FFPA_DEVICE float score_of(const ScoreRow &r, float t, int j, u32 bits)
 {
+    const float bias = FFPA_MASK == F32    ? __uint_as_float(bits)
+                       : FFPA_MASK == BF16 ? __uint_as_float(bits << 16)
+                       : FFPA_MASK == F16  ? f32_of_f16((u16)bits)
+                       : bits              ? 0.0f
+                                           : -FFPA_INF;
     if (FFPA_ALIBI) t -= r.slope * fabsf((float)(r.diagonal - j));
     if (FFPA_MASK && FFPA_MASK != BOOL) t += bias;
-    return seen ? t : -FFPA_INF;
+    return bias == -FFPA_INF ? -FFPA_INF : t;
 }
 
 // The score of key j from score_capped's value. `inside`: j is known to be within the row's range.

@@ -312,14 +312,13 @@ FFPA_DEVICE void weights_masked(const pds90_args &a, const Math &m, const float 
     }
 }
 
-// ANY_OPTIONS: what the scores of these columns have added, -inf where the row does not see the key.
-FFPA_DEVICE void load_bias(const Math &m, float (&bias)[8], int g)
+// ANY_OPTIONS: what the mask holds for these columns.
+FFPA_DEVICE void load_mask(const Math &m, u32 (&mask)[8], int g)
 {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-        float x;
-        const bool seen = score_bias(m.row[i >> 1 & 1], m.key + 16 * g + (i >> 2) * 8 + (i & 1), m.whole, x);
-        bias[i] = seen ? x : -FFPA_INF;
+        const int key = m.key + 16 * g + (i >> 2) * 8 + (i & 1);
+        mask[i] = mask_value(m.row[i >> 1 & 1], key, key * m.row[0].mask_sd, m.whole);
     }
 }
 
@@ -371,7 +370,7 @@ FFPA_DEVICE void group_p_dropped(const pds90_args &a, const Math &m, const float
 
 // The same with any options, two pairs at a time. Weights of -0 are of unseen pairs: one that is dropped and too small for the dtype
 // becomes 0, for then nothing tells it from one that is kept.
-FFPA_DEVICE void group_p_scored(const pds90_args &a, const Math &m, const float (&s)[BN / 2], int g, const float (&bias)[8])
+FFPA_DEVICE void group_p_scored(const pds90_args &a, const Math &m, const float (&s)[BN / 2], int g, const u32 (&mask)[8])
 {
     constexpr float LEAST = DTYPE == F16 && !FFPA_DMASK ? 0x1p-24f : 0x1p-126f;
     u32 kept[4], weight[4], slope[4];
@@ -384,8 +383,8 @@ FFPA_DEVICE void group_p_scored(const pds90_args &a, const Math &m, const float 
 #pragma unroll
         for (int e = 0; e < 2; e++) {
             const float x = s[8 * g + 2 * i + e], bent = FFPA_SOFTCAP ? tanh_near(x * m.cap_scale) : 0.0f;
-            const float t = FFPA_SOFTCAP ? a.scores.softcap * bent : a.scores.scale * x, b = bias[2 * i + e];
-            const float v = score_of(a.scores, m.row[half], t, key + e, b != -FFPA_INF, b);
+            const float t = FFPA_SOFTCAP ? a.scores.softcap * bent : a.scores.scale * x;
+            const float v = score_of(m.row[half], t, key + e, mask[2 * i + e]);
             bend[e] = 1.0f - bent * bent;
             w[e] = p[e] = weight_of(v, exp_of(v - m.lse[half]));
             if (FFPA_SOFTCAP && !SLOPES) w[e] = weight_of(v, w[e] * bend[e]);
@@ -487,7 +486,7 @@ FFPA_DEVICE void step(Math &m, float (&acc)[BN / 2], bool first, bool release)
 FFPA_DEVICE void tile(const pds90_args &a, Math &m, float (&s)[BN / 2], float (&dp)[BN / 2], bool drained)
 {
     constexpr int S_SPREAD = S_STEPS < SPREAD ? S_STEPS : SPREAD, DP_SPREAD = DP_STEPS < SPREAD ? DP_STEPS : SPREAD;
-    float bias[8], next[8]; // ANY_OPTIONS; from memory a group ahead
+    u32 mask[8], next[8]; // ANY_OPTIONS; from memory a group ahead
 #pragma unroll
     for (int j = 0; j < S_STEPS; j++) { // with the last tile's dS under its first steps
         step(m, s, j == 0, j > 0 || !drained);
@@ -499,7 +498,7 @@ FFPA_DEVICE void tile(const pds90_args &a, Math &m, float (&s)[BN / 2], float (&
             if (g % 4 == 3) finish_block(m, a.ds, g / 4);
         }
         if (j == S_SPREAD - 1) enter_tile(a, m);
-        if (ANY_OPTIONS && j == S_SPREAD - 1) load_bias(m, next, 0);
+        if (ANY_OPTIONS && j == S_SPREAD - 1) load_mask(m, next, 0);
     }
 #pragma unroll
     for (int j = 0; j < DP_STEPS; j++) { // with P under its first steps; the first one's wait completes S
@@ -511,9 +510,9 @@ FFPA_DEVICE void tile(const pds90_args &a, Math &m, float (&s)[BN / 2], float (&
             if (g * DP_SPREAD / GROUPS != j) continue;
             if (ANY_OPTIONS) {
 #pragma unroll
-                for (int i = 0; i < 8; i++) bias[i] = next[i];
-                if (g + 1 < GROUPS) load_bias(m, next, g + 1);
-                group_p_scored(a, m, s, g, bias);
+                for (int i = 0; i < 8; i++) mask[i] = next[i];
+                if (g + 1 < GROUPS) load_mask(m, next, g + 1);
+                group_p_scored(a, m, s, g, mask);
             } else if (FFPA_DROPOUT)
                 group_p_dropped(a, m, s, g);
             else
