@@ -223,7 +223,8 @@ int main(void)
     ffpa_context_options options = {.struct_size = sizeof options, .backend = "cuda"};
     static subject small, decode;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    setenv("CUDA_CACHE_DISABLE", "1", 1); /* NVRTC keeps answers of its own: a first use would not be one */
+    /* NVRTC keeps answers of its own: with them a first use would not be one. */
+    setenv("CUDA_CACHE_DISABLE", "1", 1);
     open_driver();
     if (ffpa_context_create(&options, &small.ctx)) stop("context");
     decode.ctx = small.ctx;
