@@ -133,6 +133,14 @@ library_jobs() {
     done
 }
 
+# The tests of the Python package, a process a file: the GPU's machine need not have pytest-xdist.
+python_jobs() {
+    local file
+    for file in bindings/python/tests/test_*.py; do
+        echo "pytest_$(basename "$file" .py) python3 -m pytest $file -p no:cacheprovider -q"
+    done
+}
+
 every_kernel() {
     local program
     for program in test_every_kernel test_hopper_kernels; do
@@ -161,15 +169,15 @@ sanitize() {
 }
 
 python_part() {
-    local many=() picture=()
+    local picture=()
     export FFPA_LIBRARY=$build/libffpa.so PYTHONPATH=$PWD/bindings/python
     alone overhead python3 bench/python_overhead.py --commit "$COMMIT"
     python3 -c 'import matplotlib' 2>/dev/null && picture=(--plot "$out/ffpa_bench.png")
     alone ffpa_bench python3 -m ffpa.bench --seconds 0.5 --commit "$COMMIT" --json "$out/ffpa_bench.json" "${picture[@]}" \
         fwd,bf16,b1h32,q4096k4096,d512 fwd,bf16,b1h32,q4096k4096,d512,causal bwd,bf16,b1h32,q4096k4096,d512 \
         fwd,bf16,b8h16k2,q1k16384,d512
-    python3 -c 'import xdist' 2>/dev/null && many=(-n $((jobs < 14 ? jobs : 14)) --dist worksteal)
-    alone pytest python3 -m pytest bindings/python/tests -p no:cacheprovider -q "${many[@]}"
+    python_jobs | many pytest
+    tail -qn 1 "$out"/pytest_test_*.log | grep -oE '[0-9]+ [a-z]+' | awk '{ n[$2] += $1 } END { for (k in n) printf "%d %s; ", n[k], k; print "" }'
 }
 
 end=$((begin + seconds)) last=${parts##*,}

@@ -46,6 +46,19 @@ class CheckGpu(unittest.TestCase):
         self.assertTrue(result.stdout.splitlines()[-1].startswith("check-gpu: all green in "))
         self.assertIn("all green", (self.root / "out/summary.txt").read_text())
 
+    def test_python_a_process_a_file(self):
+        files = len(list((SCRIPT.parents[2] / "bindings/python/tests").glob("test_*.py")))
+        self.program("bin/python3", "echo '3 passed, 1 skipped in 0.10s'")
+        result = self.run_script("--part", "python")
+        self.assertEqual(result.returncode, 0, result.stdout)
+        self.assertRegex(result.stdout, rf"pytest +{files} passed +0 failed")
+        self.assertIn(f"{3 * files} passed;", result.stdout)
+        self.program("bin/python3", "case $* in *test_arrays*) echo 'FAILED test_arrays.py::b'; exit 1 ;; *) echo 'x passed' ;; esac")
+        result = self.run_script("--part", "python")
+        self.assertEqual(result.returncode, 1)
+        self.assertRegex(result.stdout, rf"pytest +{files - 1} passed +1 failed")
+        self.assertIn("FAIL pytest_test_arrays", result.stdout)
+
     def test_a_failure_is_named(self):
         self.program("build/tests/test_cases_b", FAILS)
         result = self.run_script("--part", "cases")
