@@ -1,5 +1,6 @@
 // merge.cuh - attention over two disjoint key sets from the results over each, one warp a row. In place is fine.
 #include "common/epilogue.cuh"
+#include "common/partial.cuh"
 
 FFPA_DEVICE i64 row_at(const k_tensor &t, i64 b, i64 h, i64 i) { return b * t.sb + h * t.sh + i * t.sn; }
 
@@ -12,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(256) ffpa_kernel(const __grid_const
     const float lb = ((const float *)a.lse_b.data)[row_at(a.lse_b, b, h, i)];
     const float top = fmaxf(la, lb), base = top == -FFPA_INF ? 0.0f : top;
     const float ea = ex2((la - base) * LOG2E), eb = ex2((lb - base) * LOG2E), sum = ea + eb;
-    const float wa = sum == 0.0f ? 0.0f : ea / sum, wb = sum == 0.0f ? 0.0f : eb / sum;
+    const float wa = sum == 0.0f ? 0.0f : some_weight(ea / sum, la), wb = sum == 0.0f ? 0.0f : some_weight(eb / sum, lb);
     const i64 oa = row_at(a.o_a, b, h, i), ob = row_at(a.o_b, b, h, i), o = row_at(a.o, b, h, i);
     for (int c = threadIdx.x & 31; c < a.dv; c += 32) {
         float v = 0.0f; // a part of weight 0 has no influence, whatever its bits

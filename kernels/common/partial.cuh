@@ -15,8 +15,11 @@ FFPA_DEVICE OutPlace out_place(const k_sequences &q, i64 row)
     return {0, row, row >= index_at(q.cu_q, q.index64, 0) && row < index_at(q.cu_q, q.index64, q.batch)};
 }
 
+// A part with keys never weighs nothing, so that NaN and Inf of its O get through: at least the smallest f32.
+FFPA_DEVICE float some_weight(float weight, float lse) { return weight == 0.0f && lse != -FFPA_INF ? __uint_as_float(1) : weight; }
+
 // Weights of at most 32 N parts, all lanes of a warp: part lane + 32 i has weight[i]. `lse`: of part 0; other parts are `stride` on.
-// `sink` (FFPA_SINK): the score of a key without a value that belongs to no part. Returns the row's LSE. A part with keys never weighs nothing, so that a NaN of its O gets through: at least the smallest f32.
+// `sink` (FFPA_SINK): the score of a key without a value that belongs to no part. Returns the row's LSE.
 template <int N> FFPA_DEVICE float part_weights(const float *lse, i64 stride, int splits, float (&weight)[N], float sink = -FFPA_INF)
 {
     const int lane = threadIdx.x & 31;
@@ -41,9 +44,6 @@ template <int N> FFPA_DEVICE float part_weights(const float *lse, i64 stride, in
     if (FFPA_SINK) sum += ex2((sink - base) * LOG2E);
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        weight[i] *= inverse;
-        if (weight[i] == 0.0f && own[i] != -FFPA_INF) weight[i] = __uint_as_float(1);
-    }
+    for (int i = 0; i < N; i++) weight[i] = some_weight(weight[i] * inverse, own[i]);
     return sum == 0.0f ? -FFPA_INF : base + logf(sum);
 }

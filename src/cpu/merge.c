@@ -4,6 +4,8 @@
 
 #include "cpu/element.h"
 
+#include <float.h>
+
 static void *element_at(const ffpa_tensor *t, int64_t b, int64_t h, int64_t n, int64_t d)
 {
     const int64_t offset =
@@ -21,6 +23,9 @@ typedef struct shares {
     double a, b, lse;
 } shares;
 
+/* However small a share with keys is, NaN and infinity of its O come through. */
+static double some(double share) { return share < DBL_MIN ? DBL_MIN : share; }
+
 /* A part with LSE = -inf has no keys. Without this case two of them would give -inf - -inf =
  * NaN, and one of them 0 * O with an O that must not matter. NaN, and +inf through inf - inf,
  * make NaN. */
@@ -31,7 +36,7 @@ static shares shares_of(double lse_a, double lse_b)
     if (lse_a == none) return (shares){0.0, 1.0, lse_b};
     const double top = lse_a > lse_b ? lse_a : lse_b;
     const double a = exp(lse_a - top), b = exp(lse_b - top);
-    return (shares){a / (a + b), b / (a + b), top + log(a + b)};
+    return (shares){some(a / (a + b)), some(b / (a + b)), top + log(a + b)};
 }
 
 static void merge_row(const ffpa_merge_params *p, int64_t b, int64_t h, int64_t n)

@@ -66,6 +66,20 @@ static void merge_weights(const setting *s)
 }
 CASE(b45_merge_weights, ON_ALL, 8, merge_weights)
 
+/* A part of next to no weight: what is not finite in it shows. */
+static void merge_keeps_nan(const setting *s)
+{
+    const part odd[] = {
+        {(double)NAN, -1000}, {(double)INFINITY, -200}, {(double)-INFINITY, -9}};
+    const part one = {5, 0};
+    for (int i = 0; i < 3; i++) {
+        const part want = {odd[i].o, log1p(exp(odd[i].lse))};
+        expect_merge(s, odd[i], one, want);
+        expect_merge(s, one, odd[i], want);
+    }
+}
+CASE(b41_merge_keeps_nan, ON_ALL, 8, merge_keeps_nan)
+
 /* ---- splits ---- */
 
 /* Run keys [first, last) of a sample alone, into o and lse. */
@@ -267,6 +281,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(b41_merge_empty_parts),
+        cmocka_unit_test(b41_merge_keeps_nan),
         cmocka_unit_test(b42_more_splits_than_keys),
         cmocka_unit_test(b42_more_threads_than_keys),
         cmocka_unit_test(b43_lse_is_a_natural_log),
