@@ -277,14 +277,36 @@ static bool fit_rows(const problem *p, backward_choice *x, int64_t heads, int64_
     return true;
 }
 
-static void consider(model *m, backward_choice *x, int64_t heads, double *best)
+/* As many whole sequences as fit with `heads` heads, whole groups, in chunks of equal length: none of their sums goes on in the
+ * next chunk. False when not one fits, or all do. */
+static bool fit_sequences(const problem *p, backward_choice *x, int64_t heads)
 {
-    backward_choice y = *x;
-    if (!fit_rows(m->p, &y, heads, m->group)) return;
-    const double cost = cost_of_all(m, &y);
+    const int64_t each = ceil_div(p->ask.nq, LINE), b = p->ask.b;
+    x->heads = (int)heads;
+    x->room = 0;
+    x->partial = false;
+    const uint64_t fit = backward_budget(p) / backward_line_bytes(p) / (uint64_t)heads /
+                         backward_area(p, x, 0, (int)each);
+    if (fit < 1 || fit >= (uint64_t)b) return false;
+    const int64_t chunks = ceil_div(b, (int64_t)fit);
+    x->rows = (int)(ceil_div(b, chunks) * each);
+    return true;
+}
+
+static void judge(model *m, backward_choice *x, const backward_choice *y, double *best)
+{
+    const double cost = cost_of_all(m, y);
     if (m->tiles >= MOST_TILES || (*best >= 0 && cost >= *best)) return;
     *best = cost;
-    *x = y;
+    *x = *y;
+}
+
+static void consider(model *m, backward_choice *x, int64_t heads, double *best)
+{
+    backward_choice rows = *x, sequences = *x;
+    if (fit_rows(m->p, &rows, heads, m->group)) judge(m, x, &rows, best);
+    if (heads % m->group == 0 && fit_sequences(m->p, &sequences, heads))
+        judge(m, x, &sequences, best);
 }
 
 bool products_keys_first(const ffpa_problem *a, int64_t lines, int64_t heads)
@@ -321,6 +343,8 @@ void chunks_sm90_choose(const problem *p, const cuda_device *device, backward_ch
     if (dense) stairs_start(p, x);
     backward_choose_chunk(p, x);
     if (!dense) return; /* lengths are on the device */
+    backward_choice sequences = *x;
+    if (x->partial && fit_sequences(p, &sequences, m.group)) *x = sequences;
     for (int64_t chunks = 1, last = 0; chunks <= a->hk; chunks++) {
         const int64_t groups = (a->hk + chunks - 1) / chunks;
         if (groups != last) consider(&m, x, groups * m.group, &best);

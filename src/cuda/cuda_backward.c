@@ -164,15 +164,18 @@ static size_t place(size_t *end, uint64_t bytes)
 void backward_choose_layout(const problem *p, backward_choice *x)
 {
     const ffpa_problem *a = &p->ask;
-    const uint64_t area = x->room              ? x->room
-                          : x->rows < x->lines ? (uint64_t)x->rows * (uint64_t)x->ld
-                                               : backward_area(p, x, 0, x->lines);
+    const bool several = x->heads < a->hq || x->rows < x->lines;
+    /* Lines of whole sequences take as much in every chunk. */
+    const bool alike = x->rows == x->lines ||
+                       (!(p->sources & VARLEN_Q) && x->rows % ceil_div(a->nq, ROWS) == 0);
+    const uint64_t area = x->room ? x->room
+                          : alike ? backward_area(p, x, 0, x->rows)
+                                  : (uint64_t)x->rows * (uint64_t)x->ld;
     const uint64_t elements = (uint64_t)x->heads * area * ROWS;
     const uint64_t size = dtype_bytes(a->dtype);
     const int64_t group = a->hk > 0 ? a->hq / a->hk : 1;
     const uint64_t kv_heads = (uint64_t)ceil_div(x->heads, group);
     size_t end = 0;
-    const bool several = x->heads < a->hq || x->rows < x->lines;
     x->dmask_partial = (p->outputs & OUT_DMASK) && several && (a->mask_axes & 7u) != 7u;
     x->at.delta = place(&end, (uint64_t)a->hq * (uint64_t)p->total_q * 4);
     x->at.p = place(&end, elements * size);

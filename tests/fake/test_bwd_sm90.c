@@ -195,6 +195,7 @@ static size_t place_lines(const device_call *c, const products_args *g)
 static void check_chunks(const device_call *c, int lines)
 {
     static chunk_book book;
+    const int each = lines / (int)c->f.q.shape[0]; /* lines of a sequence */
     book = (chunk_book){.lines = lines};
     const char *begin = c->g.workspace, *end = begin + c->g.workspace_bytes;
     assert_true(FAKE.launch_count <= FAKE_LAUNCHES);
@@ -209,7 +210,8 @@ static void check_chunks(const device_call *c, int lines)
         assert_true((const char *)g.p >= begin && (const char *)g.ds + bytes <= end);
         assert_true((const char *)g.p + bytes <= (const char *)g.ds);
         assert_true((g.partial[0] && g.partial[1]) ||
-                    (k.t0 == 0 && k.h0 % g.group == 0 && g.last));
+                    (k.t0 % each == 0 && (k.nt % each == 0 || k.t0 + k.nt == lines) &&
+                     k.h0 % g.group == 0 && k.nh % g.group == 0));
         for (int w = 0; w < 2 && g.partial[w]; w++)
             assert_true((const char *)g.partial[w] >= (const char *)g.ds + bytes &&
                         (const char *)g.partial[w] + sums <= end);
@@ -231,7 +233,8 @@ static void chunks_cover_everything_once_within_the_limit(void **state)
                  {"bwd,bf16,b2h2,q3000k2000,d448,causal", 48},
                  {"bwd,bf16,b1h6k1,q4096k2000,d448,win500:100", 32},
                  {"bwd,bf16,b1h2k1,q5000k16384,d320", 40},
-                 {"bwd,bf16,b2h3k3,q2048k4000,d128,alibi", 32}};
+                 {"bwd,bf16,b2h3k3,q2048k4000,d128,alibi", 32},
+                 {"bwd,bf16,b16h4k2,q1024k1024,d512,causal", 128}};
     device_call c;
     for (size_t i = 0; i < COUNT(cases); i++)
         for (size_t limit = (size_t)64 << 20; limit <= (size_t)1 << 30; limit *= 2) {
@@ -243,6 +246,25 @@ static void chunks_cover_everything_once_within_the_limit(void **state)
             assert_true(c.g.workspace_bytes <= limit);
             check_chunks(&c, cases[i].lines);
         }
+}
+
+/* Where the sums of all sequences have no room, or little is left beside them, chunks are of whole sequences. */
+static void chunks_of_many_sequences_keep_no_sums(void **state)
+{
+    static const char *const problems[] = {"bwd,bf16,b64h2k1,q1000k1000,d512",
+                                           "bwd,bf16,b64h2k1,q1000k1000,d512,causal",
+                                           "bwd,bf16,b33h2k2,q1000k1100,d320,win100:0"};
+    device_call c;
+    for (size_t i = 0; i < COUNT(problems); i++) {
+        device_call_make(&c, problems[i], 0);
+        c.g.workspace_limit_bytes = (size_t)64 << 20;
+        FAKE.launch_count = 0;
+        assert_ok(backward(*state, &c));
+        assert_true(c.g.workspace_bytes <= c.g.workspace_limit_bytes);
+        assert_true(FAKE.launch_count < 40);
+        check_chunks(&c, (int)c.f.q.shape[0] * 8);
+        assert_null(products_of(&FAKE.launches[2]).partial[0]);
+    }
 }
 
 /* Early rows of a causal call see few keys: more of them make a chunk, and its rows of P and dS are shorter. */
@@ -322,6 +344,7 @@ int main(void)
         TEST(options_come_together),
         TEST(what_it_does_not_take_goes_on),
         TEST(chunks_cover_everything_once_within_the_limit),
+        TEST(chunks_of_many_sequences_keep_no_sums),
         TEST(chunks_of_causal_rows_are_of_equal_size),
         TEST(causal_rows_take_what_they_fill),
         TEST(packed_sequences_need_no_lengths_on_the_host),
