@@ -36,11 +36,22 @@ FFPA_DEVICE Item item_of(const fwd_spill_args &a, int i)
     return {i < a.heads * a.q_tiles ? at.local : -1, a.head0 + at.local, at.tile, row, k.from, k.to};
 }
 
-FFPA_DEVICE void load_item(const fwd_spill_args &a, Smem &sm, Ring &r, const Item &t)
+// Scores with ALiBi grow from tile to tile up to the diagonal, and a base that moves cuts the products of the second kernel. Where
+// that would happen often, bases begin with the scores of one tile that is computed twice: where the first row's nearest key is, for all
+// rows see that (but for windows), and they are near to theirs. Negative = none.
+FFPA_DEVICE int tile_ahead(const fwd_spill_args &a, const Item &t, float slope)
+{
+    const k_scores &c = a.scores;
+    if (!FFPA_ALIBI || !(slope * (float)((t.to - t.from) * BK) > 4 * LAZY)) return -1;
+    const int diagonal = a.nk - a.nq, nearest = FFPA_RANGE && c.top_left && c.right >= 0 ? min(diagonal, c.right) : diagonal;
+    return max(t.from, min((t.row + nearest) / BK, t.to - 1));
+}
+
+FFPA_DEVICE void load_tiles(const fwd_spill_args &a, Smem &sm, Ring &r, const Item &t, int from, int to)
 {
     const int b = t.head / a.hq, h = t.head % a.hq, hk = h / a.group;
 #pragma unroll 1
-    for (int j = t.from; j < t.to; j++)
+    for (int j = from; j < to; j++)
 #pragma unroll 1
         for (int x = 0; x < CHUNKS; x++) {
             const u32 full = smem_addr(&sm.bar.full[r.slot]), at = smem_addr(sm.slot[r.slot]);
@@ -60,10 +71,16 @@ FFPA_DEVICE void produce(const fwd_spill_args &a, Smem &sm)
         const Item t = item_of(a, (int)atomic_add(&a.tickets[0], 1));
         mbar_wait(smem_addr(&sm.bar.taken[k & 1]), (k >> 1 & 1) ^ 1);
         sm.item[k & 1] = t;
-        if (OPTIONED && t.local >= 0) sm.options[k & 1] = head_options(a, t.head);
+        int ahead = -1;
+        if (OPTIONED && t.local >= 0) {
+            HeadOptions o = head_options(a, t.head);
+            ahead = o.ahead = tile_ahead(a, t, o.slope);
+            sm.options[k & 1] = o;
+        }
         mbar_arrive(smem_addr(&sm.bar.dealt[k & 1]));
         if (t.local < 0) return;
-        load_item(a, sm, r, t);
+        if (ahead >= 0) load_tiles(a, sm, r, t, ahead, ahead + 1);
+        load_tiles(a, sm, r, t, t.from, t.to);
     }
 }
 
@@ -116,6 +133,14 @@ FFPA_DEVICE void s_step(float (&s)[BK / 2], Smem &sm, Ring &r, u32 team, bool fi
     r.slot = opaque(r.slot); // else every slot's addresses stay in registers where STAGES divides CHUNKS, and spill
 }
 
+// After the last step: S is there.
+FFPA_DEVICE void s_complete(float (&s)[BK / 2], Smem &sm, const Ring &r, bool elected)
+{
+    wgmma_wait<0>();
+    pin(s);
+    if (elected) mbar_arrive(smem_addr(&sm.bar.free[r.slot == 0 ? STAGES - 1 : r.slot - 1]));
+}
+
 FFPA_DEVICE void mask_scores(float (&s)[BK / 2], const Rows &w, const fwd_spill_args &a, int tile)
 {
     const int column = tile * BK + 2 * (threadIdx.x & 3);
@@ -134,17 +159,24 @@ FFPA_DEVICE void mask_scores(float (&s)[BK / 2], const Rows &w, const fwd_spill_
 // From scores as they lie in registers to the unit of bases.
 FFPA_DEVICE float to_unit(float x, float scale) { return SCORED ? x : x * scale; }
 
-// Let the base follow the row maximum; note the move for fwd_spill_pv. Nothing lies before tile w.from.
-FFPA_DEVICE void move_base(float (&s)[BK / 2], Rows &w, const fwd_spill_args &a, int tile)
+// Greatest of this thread's scores of either row.
+FFPA_DEVICE void row_maxima(const float (&s)[BK / 2], float (&x)[2])
 {
-    const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3;
-    const i64 at = (i64)w.row64 * a.k_tiles + tile; // of factor; a row of moved is a word longer
-    float x[2] = {s[0], s[2]};
+    x[0] = s[0], x[1] = s[2];
 #pragma unroll
     for (int i = 0; i < BK / 2; i += 4) {
         x[0] = fmaxf(x[0], fmaxf(s[i], s[i + 1]));
         x[1] = fmaxf(x[1], fmaxf(s[i + 2], s[i + 3]));
     }
+}
+
+// Let the base follow the row maximum; note the move for fwd_spill_pv. Nothing lies before tile w.from.
+FFPA_DEVICE void move_base(float (&s)[BK / 2], Rows &w, const fwd_spill_args &a, int tile)
+{
+    const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3;
+    const i64 at = (i64)w.row64 * a.k_tiles + tile; // of factor; a row of moved is a word longer
+    float x[2];
+    row_maxima(s, x);
     const bool any = __any_sync(~0u, to_unit(x[0], a.scale_log2) > w.m[0] + LAZY || to_unit(x[1], a.scale_log2) > w.m[1] + LAZY);
     if (any) {
 #pragma unroll
@@ -271,9 +303,7 @@ FFPA_DEVICE void s_tile(float (&s)[BK / 2], float (&before)[BK / 2], Rows &w, co
 #pragma unroll
         for (int x = 6; x < CHUNKS; x++) s_step(s, sm, r, team, false, elected);
     }
-    wgmma_wait<0>();
-    pin(s);
-    if (elected) mbar_arrive(smem_addr(&sm.bar.free[r.slot == 0 ? STAGES - 1 : r.slot - 1]));
+    s_complete(s, sm, r, elected);
 }
 
 FFPA_DEVICE void s_finish(float (&s)[BK / 2], Rows &w, const fwd_spill_args &a, Smem &sm, int tile)
@@ -290,6 +320,30 @@ FFPA_DEVICE void s_finish(float (&s)[BK / 2], Rows &w, const fwd_spill_args &a, 
 #pragma unroll
         for (int part = 0; part < 4; part++) p_groups(s, w, a, sm, staging, tile, 3 * part, 3 * part + 3);
         softmax_end(w, a, staging, tile, (threadIdx.x & 127) == 0);
+    }
+}
+
+// The bases that an item's rows begin with: maxima of tile `tile` (tile_ahead). s is free afterwards.
+FFPA_DEVICE void bases_ahead(float (&s)[BK / 2], Rows &w, const fwd_spill_args &a, Smem &sm, Ring &r, int tile)
+{
+    const u32 team = threadIdx.x / TEAM_THREADS - 1;
+    const HeadOptions &o = sm.options[w.number & 1];
+    const bool elected = (threadIdx.x & 127) == 0;
+#pragma unroll
+    for (int x = 0; x < 3; x++)
+        if (FFPA_MASK == BOOL) w.bits[x] = mask_word(o, a, w.row, tile * BK, x);
+#pragma unroll
+    for (int x = 0; x < CHUNKS; x++) s_step(s, sm, r, team, x == 0, elected);
+    s_complete(s, sm, r, elected);
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) score_group(s, w.bits, o, a, w.row, tile * BK, g);
+    mask_scores(s, w, a, tile);
+    float x[2];
+    row_maxima(s, x);
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        x[h] = fmaxf(x[h], __shfl_xor_sync(~0u, x[h], 1));
+        w.m[h] = fmaxf(w.m[h], fmaxf(x[h], __shfl_xor_sync(~0u, x[h], 2)));
     }
 }
 
@@ -337,6 +391,7 @@ FFPA_DEVICE void consume(const fwd_spill_args &a, Smem &sm)
         if (!OPTIONED) give_back_item(sm.bar, k);
         if (t.local < 0) break;
         Rows w = rows_of(a, t, k);
+        if (FFPA_ALIBI && sm.options[k & 1].ahead >= 0) bases_ahead(s0, w, a, sm, r, sm.options[k & 1].ahead);
 #pragma unroll
         for (int x = 0; x < BK / 2; x++) s1[x] = -FFPA_INF;
 #pragma unroll 1

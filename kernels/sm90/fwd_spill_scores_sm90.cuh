@@ -13,13 +13,14 @@ struct HeadOptions {
     const char *mask; // FFPA_MASK: element [b, h, 0, 0]
     float slope;      // FFPA_ALIBI
     int number;       // FFPA_DROPOUT: b * Hq + h
+    int ahead;        // FFPA_ALIBI: key tile that the bases begin with, of the item
 };
 
 FFPA_DEVICE HeadOptions head_options(const fwd_spill_args &a, int head)
 {
     const k_scores &c = a.scores;
     const int b = head / a.hq, h = head % a.hq;
-    HeadOptions o = {0, 0.0f, head};
+    HeadOptions o = {0, 0.0f, head, -1};
     if (FFPA_ALIBI) o.slope = c.alibi[b * c.alibi_sb + h * c.alibi_sh];
     if (FFPA_MASK) o.mask = (const char *)c.mask.data + (b * c.mask.sb + h * c.mask.sh) * dtype_size(FFPA_MASK);
     return o;
