@@ -258,6 +258,7 @@ FFPA_DEVICE void softmax_unit(float (&s)[BK / 2], Rows &w, const fwd_spill_args 
         const int ask = FFPA_DROPOUT ? g - (GROUPS - 3) : g % 3 == 0 && g < 9 ? g / 3 : -1; // dropout has no registers to spare before
         if (FFPA_MASK == BOOL && ask >= 0)
             w.bits[ask] = mask_word(sm.options[k], a, first_row(sm.item[k]), (tile + 1) * BK, ask);
+        if (FFPA_MASK && FFPA_MASK != BOOL && g == 0) bias_ahead(sm.options[k], a, first_row(sm.item[k]), (tile + 1) * BK);
         if (g < GROUPS - 1) return;
         recall_rows(w, a, sm);
         softmax_end(w, a, staging, tile, (threadIdx.x & 127) == 0);

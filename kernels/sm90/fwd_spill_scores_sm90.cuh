@@ -97,6 +97,17 @@ FFPA_DEVICE void bias_of(const HeadOptions &o, const fwd_spill_args &a, int row,
     }
 }
 
+// Ask memory for the rows of the tile from `key` on: each of the four lanes that share them for a quarter of their lines.
+FFPA_DEVICE void bias_ahead(const HeadOptions &o, const fwd_spill_args &a, int row, int key)
+{
+    constexpr int KEYS = 128 / dtype_size(FFPA_MASK), LINES = BK / KEYS; // of a line; of a row
+    const int q = threadIdx.x & 3, first = key + (q & 1) * KEYS;
+    const char *from = mask_row(o, a, row + 4 * (q & 2)) + (i64)first * dtype_size(FFPA_MASK);
+    if (!a.mask_wide) return;
+#pragma unroll 1
+    for (int x = first; x < key + LINES * KEYS && x < a.nk; x += 2 * KEYS, from += 256) prefetch_l2(from);
+}
+
 // ---- scores -----------------------------------------------------------------------------------------------
 
 // Scores of group g, 16 keys, of the tile from `key` on, in natural units; which of them exist and are in range is not asked.

@@ -279,6 +279,9 @@ FFPA_DEVICE void ldg128(u32 (&x)[4], const void *p)
     asm volatile("ld.global.nc.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(p));
 }
 
+// A line of global memory to the L2.                                      [prefetch.global.L2]
+FFPA_DEVICE void prefetch_l2(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 // Read-only load that stays where it is written, because its latency is planned.   [ld.global.nc]
 FFPA_DEVICE float ldg_f32(const float *p)
 {
