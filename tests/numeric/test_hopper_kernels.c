@@ -160,6 +160,16 @@ static sample *with_alibi(sample *t)
     return t;
 }
 
+/* Later keys weigh more, by far. */
+static sample *with_ramp(sample *t)
+{
+    tensor *bias = tensor_new(FFPA_F32, 1, 1, 1, t->spec.nk, NULL);
+    for (int64_t j = 0; j < t->spec.nk; j++)
+        tensor_put(bias, 0, 0, 0, j, .25 * (double)j);
+    sample_put(t, MASK, bias);
+    return t;
+}
+
 static sample *with_sink(sample *t)
 {
     tensor *sink = tensor_new(FFPA_F32, 1, t->spec.hq, 1, 1, NULL);
@@ -318,7 +328,8 @@ static void spill_options(void **state)
     forward(with_mask(BF16(2, 140, 288, 512, 512)), family, "bool mask, 16 keys at once");
     forward(with_mask(BF16(2, 140, 270, 576, 576)), family, "bool mask, a key at a time");
     forward(causal(with_softcap(BF16(2, 140, 270, 512, 512))), family, "softcap");
-    forward(with_alibi(BF16(2, 140, 470, 512, 512)), family, "ALiBi, bases that move");
+    forward(with_alibi(BF16(2, 140, 470, 512, 512)), family, "ALiBi, bases from the diagonal");
+    forward(with_ramp(BF16(2, 140, 470, 512, 512)), family, "added mask, bases that move");
     forward(with_bias(with_dropout(BF16(2, 140, 270, 640, 640))), family,
             "added mask and dropout");
     forward(poisoned(with_mask(BF16(2, 140, 140, 512, 512))), family, "bool mask and NaN");
