@@ -108,6 +108,14 @@ FFPA_DEVICE float f32_of_f16(u16 bits)
 }
 
 // 2^x, relative error about 2^-22.                                   [ex2.approx.ftz]
+// 1 / x, to the last bit or so.                                            [rcp.approx.ftz]
+FFPA_DEVICE float rcp(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 FFPA_DEVICE float ex2(float x)
 {
     float r;

@@ -57,12 +57,6 @@ FFPA_DEVICE float score_capped(const k_scores &c, float dot)
     return FFPA_SOFTCAP ? c.softcap * tanhf(x / c.softcap) : x;
 }
 
-// The same without a division, for kernels that are told `bend` = scale / softcap.
-FFPA_DEVICE float score_bent(const k_scores &c, float bend, float dot)
-{
-    return FFPA_SOFTCAP ? c.softcap * tanhf(dot * bend) : dot * c.scale;
-}
-
 // score() in two steps, for kernels that fetch ahead (in one they would have a branch a pair more): first what the mask holds for key j, on
 // which nothing waits; without a mask, whether the row sees the key. `offset`: j * mask_sd.
 FFPA_DEVICE u32 mask_value(const ScoreRow &r, int j, i64 offset, bool inside)

@@ -406,8 +406,9 @@ FFPA_DEVICE void consume(const fwd_spill_args &a, Smem &sm)
         else if (t.to > t.from)
             s_finish(s1, w, a, sm, t.to - 1);
         recall_rows(w, a, sm);
-        finish_rows(w, a, OPTIONED ? sm.item[k & 1].head : t.head);
-        if (OPTIONED) give_back_item(sm.bar, k);
+        const int done = OPTIONED ? (int)opaque((u32)k) : k; // else its half stays in a register, and spills
+        finish_rows(w, a, OPTIONED ? sm.item[done & 1].head : t.head);
+        if (OPTIONED) give_back_item(sm.bar, done);
     }
     if ((threadIdx.x & 127) == 0) bulk_wait<0>();
 }

@@ -16,10 +16,10 @@
 const family FAMILIES[] = {
     {"sm90_one", FFPA_FORWARD, 90, 90, fwd_one_supports, parts_prefer, sizeof(fwd_one_choice),
      fwd_one_choose, fwd_one_run, true},
-    {"sm90_pair", FFPA_FORWARD, 90, 90, pair_supports, parts_prefer, sizeof(pair_choice),
-     pair_choose, pair_run, true},
     {"sm90_spill", FFPA_FORWARD, 90, 90, spill_supports, spill_prefers, sizeof(spill_choice),
      spill_choose, spill_run, true},
+    {"sm90_pair", FFPA_FORWARD, 90, 90, pair_supports, parts_prefer, sizeof(pair_choice),
+     pair_choose, pair_run, true},
     {"sm80", FFPA_FORWARD, 80, 999, forward_supports, NULL, sizeof(forward_choice),
      forward_choose, forward_run, false},
     {"sm90_fused", FFPA_BACKWARD, 90, 90, fused_supports, NULL, sizeof(fused_choice),

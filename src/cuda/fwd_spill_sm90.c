@@ -7,7 +7,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-enum { MIN_D = 321, MAX_D = 1024, ROWS = 128, KEYS = 192, BLOCK = 8192, THREADS = 384 };
+enum { MIN_D = 321, MAX_D = 1024, PAIR_MAX_D = 576, ROWS = 128, KEYS = 192, BLOCK = 8192, THREADS = 384 };
 
 /* ---- workspace ------------------------------------------------------------------------------------- */
 
@@ -133,9 +133,20 @@ bool spill_supports(const problem *p, const cuda_device *device, char *why, size
     return args_fit(p, why, why_bytes);
 }
 
+/* What sm90_pair takes is faster there (docs/design/0013-forward-with-p-in-the-workspace.md) unless its softmax has more to do. */
+static bool pair_is_faster(const ffpa_problem *a, bool dropping)
+{
+    const bool options = a->mask_dtype || a->alibi || a->softcap > 0 || dropping;
+    return !options && a->d <= PAIR_MAX_D && a->dv > 256 && a->dv <= PAIR_MAX_D;
+}
+
 bool spill_prefers(const problem *p, const cuda_device *device, char *why, size_t why_bytes)
 {
     const int64_t items = items_of(p);
+    if (pair_is_faster(&p->ask, p->dropping)) {
+        snprintf(why, why_bytes, "sm90_pair is faster here");
+        return false;
+    }
     if (p->ask.nq > ROWS / 2 && items * 6 >= device->sms) return true;
     snprintf(why, why_bytes, "%" PRId64 " tiles of 128 rows of %" PRId64 " do not fill the GPU",
              items, p->ask.nq);
