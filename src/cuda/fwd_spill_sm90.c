@@ -7,7 +7,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-enum { MIN_D = 321, MAX_D = 1024, PAIR_MAX_D = 576, ROWS = 128, KEYS = 192, BLOCK = 8192, THREADS = 384 };
+enum { MIN_D = 321, MAX_D = 1024, ROWS = 128, KEYS = 192, BLOCK = 8192, THREADS = 384 };
 
 /* ---- workspace ------------------------------------------------------------------------------------- */
 
@@ -136,6 +136,7 @@ bool spill_supports(const problem *p, const cuda_device *device, char *why, size
 /* What sm90_pair takes is faster there (docs/design/0013-forward-with-p-in-the-workspace.md) unless its softmax has more to do. */
 static bool pair_is_faster(const ffpa_problem *a, bool dropping)
 {
+    enum { PAIR_MAX_D = 576 };
     const bool options = a->mask_dtype || a->alibi || a->softcap > 0 || dropping;
     return !options && a->d <= PAIR_MAX_D && a->dv > 256 && a->dv <= PAIR_MAX_D;
 }

@@ -139,6 +139,7 @@ static void options_are_told(void **state)
     } cases[] = {
         {"fwd,bf16,b1h32,q500k500,d512,softcap5,causal", "d512v512_range_softcap", 0},
         {"fwd,bf16,b1h32,q500k500,d576,alibi", "d576v576_alibi", 0},
+        {"fwd,bf16,b1h32,q500k500,d384,alibi", "d384v384_alibi", 0},
         {"fwd,f16,b1h32,q500k500,d1024,dropout0.5", "d1024v1024_dropout", 0},
         {"fwd,bf16,b2h32,q500k512,d640,mask=bool:qk", "d640v640_mask", 1},
         {"fwd,bf16,b2h32,q500k500,d640,mask=bool:qk", "d640v640_mask", 0},
