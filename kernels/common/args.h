@@ -124,7 +124,7 @@ typedef struct fwd_pair_args {
     k_parts parts;            /* FFPA_SPLIT */
 } fwd_pair_args;
 
-/* sm90/fwd_spill_p_sm90.cuh, sm90/fwd_spill_pv_sm90.cuh: dense problems only */
+/* sm90/fwd_spill_p_sm90.cuh, sm90/fwd_spill_pv_sm90.cuh: dense queries; dense keys, or a cache without pages */
 typedef struct fwd_spill_args {
     k_map q, k, v, o_map;     /* boxes of 128, 192, 64 and 64 rows x 64 columns: map_rows */
     k_tensor q_rows, k_rows, v_rows, o; /* the tensors behind the maps */
@@ -145,6 +145,7 @@ typedef struct fwd_spill_args {
     k_dropout dropout;
     int mask_wide;            /* keys of the mask lie side by side: 16 of a bool mask at 16 bytes, two of an added one at its pairs */
     int reserved;
+    k_sequences seq;          /* FFPA_CACHE */
 } fwd_spill_args;
 
 /* any/split_combine.cuh */
@@ -339,7 +340,7 @@ FFPA_ARGS_SIZE(fwd_args, 496);
 FFPA_ARGS_SIZE(k_parts, 32);
 FFPA_ARGS_SIZE(fwd_one_args, 960);
 FFPA_ARGS_SIZE(fwd_pair_args, 1088);
-FFPA_ARGS_SIZE(fwd_spill_args, 1024);
+FFPA_ARGS_SIZE(fwd_spill_args, 1088);
 FFPA_ARGS_SIZE(combine_args, 216);
 FFPA_ARGS_SIZE(join_args, 240);
 FFPA_ARGS_SIZE(merge_args, 256);

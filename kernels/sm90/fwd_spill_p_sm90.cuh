@@ -17,7 +17,19 @@ static constexpr int STAGES = 4;
 struct Item {
     int local, head;         // head of the chunk, negative = no more items; of all
     int tile, row, from, to; // of the chunk; first row; key tiles
+#if FFPA_CACHE
+    HeadKeys keys;
+#endif
 };
+// The keys of an item's head.
+FFPA_DEVICE HeadKeys keys_of(const Item &t)
+{
+#if FFPA_CACHE
+    return t.keys;
+#else
+    return {};
+#endif
+}
 struct Smem {
     alignas(1024) u8 slot[STAGES][5 * BLOCK]; // 128 rows of Q, 192 of K
     alignas(1024) u8 staging[2][3 * BLOCK];
@@ -32,8 +44,13 @@ FFPA_DEVICE Item item_of(const fwd_spill_args &a, int i)
 {
     const Place at = place_of(a, i, a.q_tiles);
     const int row = a.row0 + at.tile * BM;
-    const KeyTiles k = key_tiles(a, row);
+    const HeadKeys keys = keys_of_head(a, a.head0 + (i < a.heads * a.q_tiles ? at.local : 0));
+    const KeyTiles k = key_tiles(a, row, keys);
+#if FFPA_CACHE
+    return {i < a.heads * a.q_tiles ? at.local : -1, a.head0 + at.local, at.tile, row, k.from, k.to, keys};
+#else
     return {i < a.heads * a.q_tiles ? at.local : -1, a.head0 + at.local, at.tile, row, k.from, k.to};
+#endif
 }
 
 // Scores with ALiBi grow from tile to tile up to the diagonal, and a base that moves cuts the products of the second kernel. Where
@@ -43,7 +60,8 @@ FFPA_DEVICE int tile_ahead(const fwd_spill_args &a, const Item &t, float slope)
 {
     const k_scores &c = a.scores;
     if (!FFPA_ALIBI || !(slope * (float)((t.to - t.from) * BK) > 4 * LAZY)) return -1;
-    const int diagonal = a.nk - a.nq, nearest = FFPA_RANGE && c.top_left && c.right >= 0 ? min(diagonal, c.right) : diagonal;
+    const int diagonal = key_count(a, keys_of(t)) - a.nq;
+    const int nearest = FFPA_RANGE && c.top_left && c.right >= 0 ? min(diagonal, c.right) : diagonal;
     return max(t.from, min((t.row + nearest) / BK, t.to - 1));
 }
 
@@ -58,7 +76,7 @@ FFPA_DEVICE void load_tiles(const fwd_spill_args &a, Smem &sm, Ring &r, const It
             mbar_wait(smem_addr(&sm.bar.free[r.slot]), r.parity ^ 1);
             mbar_expect(full, 5 * BLOCK);
             tma_load_4d(at, &a.q, full, x * CHUNK, t.row, h, b);
-            tma_load_4d(at + 2 * BLOCK, &a.k, full, x * CHUNK, j * BK, hk, b);
+            tma_load_4d(at + 2 * BLOCK, &a.k, full, x * CHUNK, j * BK, hk, key_batch(keys_of(t), b));
             ring_next<STAGES>(r);
         }
 }
@@ -75,6 +93,9 @@ FFPA_DEVICE void produce(const fwd_spill_args &a, Smem &sm)
         if (OPTIONED && t.local >= 0) {
             HeadOptions o = head_options(a, t.head);
             ahead = o.ahead = tile_ahead(a, t, o.slope);
+#if FFPA_CACHE
+            o.nk = t.keys.nk;
+#endif
             sm.options[k & 1] = o;
         }
         mbar_arrive(smem_addr(&sm.bar.dealt[k & 1]));
@@ -91,6 +112,7 @@ struct Rows {           // a thread's two rows, 8 apart
     bool moved;         // a base of this warp's rows did, after that tile
     int clear_from, clear_to; // keys that all rows of the team see
     KeyRange line;      // keys that row i sees, less i
+    int nk;             // LENGTHS: of the sequence
     u32 number, bits[3]; // OPTIONED: of the item; bool mask: of the tile whose scores come next
 };
 
@@ -107,9 +129,10 @@ FFPA_DEVICE void place_rows(Rows &w, const fwd_spill_args &a, const Item &t)
     w.from = t.from;
     w.run = p_run(a, t.local, t.tile, team, {t.from, t.to});
     w.row64 = (t.local * a.q_tiles + t.tile) * 2 + team;
-    w.clear_to = key_range(c.left, c.right, c.top_left, first, a.nq, a.nk).hi;
-    w.clear_from = key_range(c.left, c.right, c.top_left, end, a.nq, a.nk).lo;
-    w.line = key_line(c, a.nq, a.nk);
+    w.clear_to = key_range(c.left, c.right, c.top_left, first, a.nq, key_count(a, keys_of(t))).hi;
+    w.clear_from = key_range(c.left, c.right, c.top_left, end, a.nq, key_count(a, keys_of(t))).lo;
+    w.line = key_line(c, a.nq, key_count(a, keys_of(t)));
+    w.nk = key_count(a, keys_of(t));
 }
 
 // With options there is no register to keep that in between two uses.
@@ -146,7 +169,7 @@ FFPA_DEVICE void mask_scores(float (&s)[BK / 2], const Rows &w, const fwd_spill_
     const int column = tile * BK + 2 * (threadIdx.x & 3);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        const int lo = w.line.lo + w.row + 8 * h - column, hi = min(w.line.hi + w.row + 8 * h, a.nk) - column;
+        const int lo = w.line.lo + w.row + 8 * h - column, hi = min(w.line.hi + w.row + 8 * h, LENGTHS ? w.nk : a.nk) - column;
 #pragma unroll
         for (int x = 0; x < BK / 4; x++) {
             const int j = 8 * (x / 2) + (x & 1);

@@ -8,7 +8,8 @@
 //
 // Workspace, for the heads of a chunk; row64 = 64 rows of one head, block = 64 x 64 of P, 8 KB, already swizzled for wgmma:
 //   p        [heads][run][run_blocks] blocks: a run for each row64; where rows differ in the keys they see, a run for two
-//            (p_run), which halves P of causal calls; only blocks of key tiles that the 128 rows see are written, and read
+//            (p_run), which halves P of causal calls, but not with lengths, on which the sum of two depends; only blocks of key
+//            tiles that the 128 rows see are written, and read
 //   moved    [heads][row64][k_tiles + 1] words: a byte per warp, 1 = the bases of its rows moved before this tile, or, in the
 //            last word, before any
 //   factor   [heads][row64][k_tiles][64]: by how much, where moved; a rare path: random data never takes it
@@ -30,7 +31,8 @@ static constexpr int BLOCK = 8192;                                 // bytes of 6
 static constexpr int BM = 128, BK = 192;                           // rows of an item of P; keys of its tiles, rows of an item of O
 static constexpr int THREADS = 384, TEAM_THREADS = 128;            // one warpgroup loads, two multiply
 static_assert(DTYPE == F16 || DTYPE == BF16, "16-bit inputs");
-static_assert(!FFPA_VARLEN && !FFPA_CACHE, "dense problems");
+static constexpr bool LENGTHS = FFPA_CACHE == 1;                   // keys of a sequence: a number on the device
+static_assert(!FFPA_VARLEN && FFPA_CACHE != 2, "dense queries; dense keys, or a cache without pages");
 
 // full[s]: 1 arrival + bytes; free[s]: one arrival of each multiplying warpgroup. dealt[2]: 1 arrival + bytes, the item is
 // there; taken[2]: one arrival of each multiplying warp, which is done with it.
@@ -70,16 +72,49 @@ FFPA_DEVICE Place place_of(const fwd_spill_args &a, int i, int tiles)
     return {first + i % heads, tiles - 1 - i / heads};
 }
 
+// With lengths: where the keys of an item's sequence are, and how many. Part of the item then; else nothing, so that dense kernels are
+// what they would be without.
+struct HeadKeys {
+#if FFPA_CACHE
+    int batch, nk;
+#endif
+};
+FFPA_DEVICE HeadKeys keys_of_head(const fwd_spill_args &a, int head)
+{
+#if FFPA_CACHE
+    const Sequence s = sequence_at(a.seq, head / a.hq);
+    return {(int)s.k_batch, s.nk};
+#else
+    return {};
+#endif
+}
+FFPA_DEVICE int key_count(const fwd_spill_args &a, const HeadKeys &k)
+{
+#if FFPA_CACHE
+    return k.nk;
+#else
+    return a.nk;
+#endif
+}
+FFPA_DEVICE int key_batch(const HeadKeys &k, int b)
+{
+#if FFPA_CACHE
+    return k.batch;
+#else
+    return b;
+#endif
+}
+
 // Key tiles [from, to) that some of the 128 rows from `row` on see: exactly those of which P is written.
 struct KeyTiles {
     int from, to;
 };
-FFPA_DEVICE KeyTiles key_tiles(const fwd_spill_args &a, int row)
+FFPA_DEVICE KeyTiles key_tiles(const fwd_spill_args &a, int row, const HeadKeys &keys)
 {
     const k_scores &c = a.scores;
     const int last = row + BM < a.nq ? row + BM - 1 : a.nq - 1;
-    const int lo = key_range(c.left, c.right, c.top_left, row, a.nq, a.nk).lo;
-    const int hi = key_range(c.left, c.right, c.top_left, last, a.nq, a.nk).hi;
+    const int lo = key_range(c.left, c.right, c.top_left, row, a.nq, key_count(a, keys)).lo;
+    const int hi = key_range(c.left, c.right, c.top_left, last, a.nq, key_count(a, keys)).hi;
     return {lo / BK, (hi + BK - 1) / BK};
 }
 
@@ -87,7 +122,7 @@ FFPA_DEVICE KeyTiles key_tiles(const fwd_spill_args &a, int row)
 // Tiles number t and q_tiles - 1 - t share two runs, one from the left, the other up to the right end.
 FFPA_DEVICE int p_run(const fwd_spill_args &a, int local, int tile, int half, const KeyTiles &k)
 {
-    if (!FFPA_RANGE) return ((local * a.q_tiles + tile) * 2 + half) * a.run_blocks;
+    if (!FFPA_RANGE || LENGTHS) return ((local * a.q_tiles + tile) * 2 + half) * a.run_blocks - (FFPA_RANGE ? 3 * k.from : 0);
     const int other = a.q_tiles - 1 - tile, pair = min(tile, other), pairs = (a.q_tiles + 1) / 2;
     return ((local * pairs + pair) * 2 + half) * a.run_blocks + (tile <= other ? -3 * k.from : a.run_blocks - 3 * k.to);
 }

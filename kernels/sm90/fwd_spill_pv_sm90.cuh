@@ -27,6 +27,9 @@ struct Item {
     int from, to;           // steps of 64 keys that some row sees
     bool wide;              // 256 columns
     bool moved;             // the base of some row did
+#if FFPA_CACHE
+    HeadKeys keys;
+#endif
     alignas(16) Part part[3];
     alignas(16) float inverse[BK]; // what its rows of O are multiplied by
 };
@@ -68,21 +71,34 @@ FFPA_DEVICE void find_parts(const fwd_spill_args &a, Item &t)
     const unsigned *moved = a.moved + ((i64)t.local * 2 * a.q_tiles + t.row64 + 1) * (a.k_tiles + 1) - 1;
     const unsigned any = moved[0] | moved[t.rows > 1 ? a.k_tiles + 1 : 0] | moved[t.rows > 2 ? 2 * a.k_tiles + 2 : 0];
     int from = a.k_blocks, to = 0;
+    const HeadKeys keys = keys_of_head(a, t.head);
 #pragma unroll 1
     for (int x = 0; x < 3; x++) {
         const int row64 = t.row64 + x, tile = row64 / 2;
-        const KeyTiles k = key_tiles(a, a.row0 + tile * BM);
-        Part p = {k.from * 3, min(k.to * 3, a.k_blocks), p_run(a, t.local, tile, row64 & 1, k)};
+        const KeyTiles k = key_tiles(a, a.row0 + tile * BM, keys);
+        Part p = {k.from * 3, min(k.to * 3, LENGTHS ? (key_count(a, keys) + 63) / 64 : a.k_blocks), p_run(a, t.local, tile, row64 & 1, k)};
         if (x >= t.rows) p.end = 0;
         if (p.first < p.end) from = min(from, p.first), to = max(to, p.end);
         t.part[x] = p;
     }
     t.from = from, t.to = to;
+#if FFPA_CACHE
+    t.keys = keys;
+#endif
     t.moved = any != 0;
 }
 
 // Was P of step j (64 keys) written?
 FFPA_DEVICE bool written(const Part &p, int j) { return j >= p.first && j < p.end; }
+
+FFPA_DEVICE HeadKeys keys_of(const Item &t)
+{
+#if FFPA_CACHE
+    return t.keys;
+#else
+    return {};
+#endif
+}
 
 // ---- loads ----------------------------------------------------------------------------------------------
 
@@ -92,7 +108,7 @@ FFPA_DEVICE int draw(const fwd_spill_args &a) { return (int)atomic_add(&a.ticket
 // first takes a while to come, but a long item that waits for a busy CTA is worse.
 template <int BOXES> FFPA_DEVICE int load_item(const fwd_spill_args &a, Smem &sm, Ring &r, const Item &t)
 {
-    const int b = t.head / a.hq, hk = t.head % a.hq / a.group;
+    const int b = key_batch(keys_of(t), t.head / a.hq), hk = t.head % a.hq / a.group;
     const int from = t.from, to = t.to, chunk = t.chunk;
     const Part part[3] = {t.part[0], t.part[1], t.part[2]};
     int next = 0;
@@ -135,10 +151,33 @@ FFPA_DEVICE void produce(const fwd_spill_args &a, Smem &sm)
     }
 }
 
+// Rows of V that exist of step j, or more.
+FFPA_DEVICE int rows_of_step(const Item &t, int j)
+{
+#if FFPA_CACHE
+    return t.keys.nk - j * 64;
+#else
+    return 64;
+#endif
+}
+
 // ---- O^T += V^T P^T ---------------------------------------------------------------------------------------
 
-// `steps` slots. TWO: 2 x 64 columns of O a team. Both widths in one loop body made ptxas serialise every wgmma.
-template <bool TWO> FFPA_DEVICE void multiply(float (&lo)[BK / 2], float (&hi)[BK / 2], Smem &sm, Ring &r, int steps)
+// Rows of V past the end of a sequence are anything, and 0 x NaN is NaN: a team zeroes those of its chunks in a slot that has come.
+template <int BOXES> FFPA_DEVICE void clear_rows(u32 chunks, int from)
+{
+    const u32 zeros[4] = {0, 0, 0, 0};
+#pragma unroll 1
+    for (int x = 0; x < BOXES; x++)
+#pragma unroll 1
+        for (int at = from * 128 + (threadIdx.x & 127) * 16; at < BLOCK; at += TEAM_THREADS * 16) sts128(chunks + x * BLOCK + at, zeros);
+    fence_async_proxy();
+    named_sync<TEAM_THREADS>(threadIdx.x / TEAM_THREADS);
+}
+
+// `steps` slots, the last of which has `rows` rows. TWO: 2 x 64 columns of O a team. Both widths in one loop body made ptxas serialise
+// every wgmma.
+template <bool TWO> FFPA_DEVICE void multiply(float (&lo)[BK / 2], float (&hi)[BK / 2], Smem &sm, Ring &r, int steps, int rows)
 {
     const u32 team = threadIdx.x / TEAM_THREADS - 1;
     const bool elected = (threadIdx.x & 127) == 0;
@@ -148,6 +187,8 @@ template <bool TWO> FFPA_DEVICE void multiply(float (&lo)[BK / 2], float (&hi)[B
         const u32 at = opaque(desc_chunk(smem_addr(sm.slot[r.slot])));
         const u32 v = at + team * ((TWO ? 2 : 1) * BLOCK >> 4), p = at + (4 * BLOCK >> 4);
         mbar_wait(smem_addr(&sm.bar.full[r.slot]), r.parity);
+        if (LENGTHS && rows < 64 && j == steps - 1)
+            clear_rows<TWO ? 2 : 1>(smem_addr(sm.slot[r.slot]) + team * (TWO ? 2 : 1) * BLOCK, rows);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) {
@@ -240,7 +281,7 @@ template <bool TWO> FFPA_DEVICE void guard(const fwd_spill_args &a, const Item &
     const int lane = threadIdx.x & 31, b = t.head / a.hq, h = t.head % a.hq;
     const int columns[1] = {(chunk + (lane >> 4)) * CHUNK + (threadIdx.x >> 5 & 3) * 16 + (lane & 15)};
     const bool mine = columns[0] < FFPA_DV && (TWO || lane < 16);
-    const Sequence s = {b, a.nq, a.nk, b, 0, b, 0};
+    const Sequence s = {b, a.nq, key_count(a, keys_of(t)), b, 0, key_batch(keys_of(t), b), 0};
     if ((threadIdx.x & 127) == 0) bulk_wait<0>();
     named_sync<TEAM_THREADS>(threadIdx.x / TEAM_THREADS); // O has been stored
 #pragma unroll 1
@@ -262,7 +303,7 @@ template <bool TWO> FFPA_DEVICE void consume_item(const fwd_spill_args &a, Smem 
 #pragma unroll 1
     for (int j = t.from; j < t.to;) {
         const int tile = next_move(a, t, j / 3 + 1, (t.to + 2) / 3), end = min(t.to, 3 * tile);
-        multiply<TWO>(lo, hi, sm, r, end - j);
+        multiply<TWO>(lo, hi, sm, r, end - j, rows_of_step(t, end - 1));
         j = end;
         if (j == t.to) break;
         rescale(lo, a, t, tile);

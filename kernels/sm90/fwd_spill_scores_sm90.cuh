@@ -14,7 +14,18 @@ struct HeadOptions {
     float slope;      // FFPA_ALIBI
     int number;       // FFPA_DROPOUT: b * Hq + h
     int ahead;        // FFPA_ALIBI: key tile that the bases begin with, of the item
+#if FFPA_CACHE
+    int nk;           // keys of the sequence
+#endif
 };
+FFPA_DEVICE int keys_of_options(const HeadOptions &o, const fwd_spill_args &a)
+{
+#if FFPA_CACHE
+    return o.nk;
+#else
+    return a.nk;
+#endif
+}
 
 FFPA_DEVICE HeadOptions head_options(const fwd_spill_args &a, int head)
 {
@@ -142,7 +153,7 @@ FFPA_DEVICE void score_group(float (&s)[BK / 2], const u32 (&bits)[3], const Hea
                              int g)
 {
     const int lane = threadIdx.x & 31, mine = key + 16 * g + 2 * (lane & 3);
-    const float away = (float)(row + a.nk - a.nq - mine);
+    const float away = (float)(row + keys_of_options(o, a) - a.nq - mine);
     u32 seen = ~0u;
     float bias[8], x[8];
 #pragma unroll

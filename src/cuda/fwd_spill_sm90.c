@@ -20,12 +20,29 @@ static int64_t tiles_seen(const problem *p, int64_t row)
     return ceil_div(key_range_of(a, a->nq, a->nk, end - 1).last, KEYS) - from / KEYS;
 }
 
+/* May a sequence have fewer keys than the host knows of? */
+static bool lengths(const problem *p) { return (p->sources & CACHE_LENGTHS) != 0; }
+
+/* Do two tiles of rows share a place in P? What both see must not depend on a length. */
+static bool paired(const problem *p) { return macro_range(p) && !lengths(p); }
+
+/* Tiles of keys that 128 rows see at most, whatever the length. */
+static int64_t most_tiles(const problem *p)
+{
+    const key_window w = args_window(&p->ask);
+    const int64_t all = ceil_div(p->ask.nk, KEYS);
+    if (w.left < 0 || w.right < 0) return all;
+    const int64_t seen = ((int64_t)w.left + w.right + ROWS + KEYS - 1) / KEYS + 1;
+    return seen < all ? seen : all;
+}
+
 /* Blocks of a run of P where a head's rows come in parts of q_tiles tiles: one tile's, or, where rows differ in the keys
  * they see, those of a tile from the beginning of a part and of one as far from its end. */
 static int64_t run_blocks(const problem *p, int64_t q_tiles)
 {
     int64_t most = 0;
     if (!macro_range(p)) return ceil_div(p->ask.nk, 64);
+    if (lengths(p)) return 3 * most_tiles(p);
     for (int64_t row0 = 0; row0 < p->ask.nq; row0 += q_tiles * ROWS) {
         const int64_t rest = ceil_div(p->ask.nq - row0, ROWS),
                       n = rest < q_tiles ? rest : q_tiles;
@@ -41,7 +58,7 @@ static int64_t run_blocks(const problem *p, int64_t q_tiles)
 /* Bytes of P of a head, or of q_tiles of its tiles. */
 static size_t p_bytes(const problem *p, int64_t q_tiles, int64_t run)
 {
-    return (size_t)((macro_range(p) ? (q_tiles + 1) / 2 : q_tiles) * 2 * run) * BLOCK;
+    return (size_t)((paired(p) ? (q_tiles + 1) / 2 : q_tiles) * 2 * run) * BLOCK;
 }
 
 /* Bytes for 128 rows of one head of what there is beside P. */
@@ -86,7 +103,7 @@ static int64_t rows_that_fit(const problem *p)
 {
     const int64_t blocks = 2 * 3 * ceil_div(p->ask.nk, KEYS);
     const int64_t fit = (int64_t)(room(p) / ((size_t)(blocks * BLOCK) + other_bytes(p)));
-    return macro_range(p) ? fit - 1 : fit;
+    return paired(p) ? fit - 1 : fit;
 }
 
 /* Tiles of 128 rows of all heads. */
@@ -107,7 +124,8 @@ static const char *refusal(const problem *p)
     if (p->o_dtype != a->dtype) return "o must have the inputs' dtype";
     if ((p->aligned & boxed) != boxed)
         return "q, k, v and o need rows at 16 bytes and positive strides";
-    if (p->sources) return "takes no packed sequences and no KV cache";
+    if (p->sources & ~(uint32_t)CACHE_LENGTHS) return "takes no packed sequences and no pages";
+    if (p->new_keys) return "appends no keys";
     if (a->has_scale && !(a->scale > 0.0f)) return "takes no scale of zero or below";
     if (p->row_subset) return "takes no subset of rows";
     if (p->total_q == 0 || p->total_k == 0 || a->hq == 0) return "needs a query and a key";
@@ -134,17 +152,18 @@ bool spill_supports(const problem *p, const cuda_device *device, char *why, size
 }
 
 /* What sm90_pair takes is faster there (docs/design/0013-forward-with-p-in-the-workspace.md) unless its softmax has more to do. */
-static bool pair_is_faster(const ffpa_problem *a, bool dropping)
+static bool pair_is_faster(const problem *p)
 {
     enum { PAIR_MAX_D = 576 };
-    const bool options = a->mask_dtype || a->alibi || a->softcap > 0 || dropping;
-    return !options && a->d <= PAIR_MAX_D && a->dv > 256 && a->dv <= PAIR_MAX_D;
+    const ffpa_problem *a = &p->ask;
+    const bool options = a->mask_dtype || a->alibi || a->softcap > 0 || p->dropping;
+    return !options && !p->sources && a->d <= PAIR_MAX_D && a->dv > 256 && a->dv <= PAIR_MAX_D;
 }
 
 bool spill_prefers(const problem *p, const cuda_device *device, char *why, size_t why_bytes)
 {
     const int64_t items = items_of(p);
-    if (pair_is_faster(&p->ask, p->dropping)) {
+    if (pair_is_faster(p)) {
         snprintf(why, why_bytes, "sm90_pair is faster here");
         return false;
     }
@@ -242,8 +261,9 @@ static void add_kernel(variant_list *list, const problem *p, const cuda_device *
     const ffpa_problem *a = &p->ask;
     const bool values = part[1] != 0;
     char name[112];
-    snprintf(name, sizeof name, "fwd_spill_%s_sm90_%s_d%" PRId64 "v%" PRId64 "%s", part,
-             dtype_name(a->dtype), a->d, a->dv, score_name_of(p).text);
+    snprintf(name, sizeof name, "fwd_spill_%s_sm90_%s_d%" PRId64 "v%" PRId64 "%s%s", part,
+             dtype_name(a->dtype), a->d, a->dv, score_name_of(p).text,
+             lengths(p) ? "_cache" : "");
     variant *v =
         variant_add(list, values ? "sm90/fwd_spill_pv_sm90.cuh" : "sm90/fwd_spill_p_sm90.cuh",
                     device->arch, shared, name);
@@ -251,6 +271,7 @@ static void add_kernel(variant_list *list, const problem *p, const cuda_device *
     config_set(v, "D", a->d);
     config_set(v, "DV", a->dv);
     config_set_scores(v, p);
+    config_set(v, "CACHE", macro_cache(p));
 }
 
 ffpa_status spill_choose(const problem *p, const cuda_device *device, void *choice,
@@ -289,7 +310,8 @@ static bool mask_wide(const k_tensor *m, int32_t dtype)
            m->sb * size % unit == 0 && m->sh * size % unit == 0 && m->sn * size % unit == 0;
 }
 
-static fwd_spill_args args_of(const spill_choice *x, const call *c, char *workspace)
+static fwd_spill_args args_of(const problem *p, const spill_choice *x, const call *c,
+                              char *workspace)
 {
     const ffpa_forward_params *f = &c->f;
     fwd_spill_args args = {
@@ -300,6 +322,7 @@ static fwd_spill_args args_of(const spill_choice *x, const call *c, char *worksp
         .lse = args_tensor(&f->lse),
         .scores = args_scores(c),
         .dropout = args_dropout(c),
+        .seq = args_sequences(p, c),
         .p = workspace,
         .zero = workspace + x->zero,
         .moved = (unsigned *)(void *)(workspace + x->moved),
@@ -328,7 +351,7 @@ ffpa_status spill_run(const ffpa_plan *plan, const cuda_plan *own, const call *c
     const spill_choice *x = own->choice;
     const driver *drv = own->device->drv;
     const cuda_grid grid = {own->device->sms, THREADS};
-    fwd_spill_args args = args_of(x, c, workspace);
+    fwd_spill_args args = args_of(&plan->prob, x, c, workspace);
     const int heads = (int)(plan->prob.ask.b * args.hq), rows = x->q_tiles * ROWS;
     TRY(get_maps(own, &c->f, &args));
     TRY(driver_check(drv,
