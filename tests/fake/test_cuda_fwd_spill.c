@@ -3,6 +3,7 @@
 #include "fake/fake_checks.h"
 #include "support/unit.h"
 
+#include <stdint.h>
 #include <string.h>
 
 static fwd_spill_args args_of(int launch)
@@ -10,6 +11,14 @@ static fwd_spill_args args_of(int launch)
     fwd_spill_args args;
     memcpy(&args, FAKE.launches[launch].args, sizeof args);
     return args;
+}
+
+static void use_cache(device_call *c)
+{
+    c->cache = (ffpa_kv_cache){.struct_size = sizeof c->cache,
+                               .lengths = (char *)c->f.lse.data + ((uintptr_t)1 << 34),
+                               .index_dtype = FFPA_I32};
+    c->f.kv_cache = &c->cache;
 }
 
 static void two_kernels_a_chunk(void **state)
@@ -162,6 +171,53 @@ static void options_are_told(void **state)
     }
 }
 
+/* Fewer keys than a cache has room for: the device knows how many, so P has room for what 128 rows see at most. */
+static void lengths_are_read_on_the_device(void **state)
+{
+    static const struct {
+        const char *problem, *variant;
+        int run_blocks;
+    } cases[] = {
+        {"fwd,bf16,b4h8k2,q1000k1500,d640", "d640v640_cache", 24},
+        {"fwd,bf16,b4h8k2,q1000k1500,d640,causal", "d640v640_range_cache", 24},
+        {"fwd,bf16,b4h8k2,q1000k1500,d1024,win100:60", "d1024v1024_range_cache", 9},
+        {"fwd,f16,b4h8k2,q1000k1500,d512", "d512v512_cache", 24},
+        {"fwd,bf16,b4h8k2,q1000k1500,d384,alibi", "d384v384_alibi_cache", 24},
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        device_call c;
+        device_call_make(&c, cases[i].problem, 0);
+        use_cache(&c);
+        FAKE.launch_count = 0;
+        assert_ok(forward(*state, &c));
+        assert_string_equal(ffpa_last_path(), "cuda/sm90_spill/forward");
+        assert_int_equal(FAKE.launch_count, 2);
+        for (int l = 0; l < 2; l++)
+            assert_non_null(strstr(FAKE.launches[l].kernel, cases[i].variant));
+        const fwd_spill_args args = args_of(0);
+        assert_ptr_equal(args.seq.lengths, c.cache.lengths);
+        assert_int_equal(args.seq.nk, 1500);
+        assert_int_equal(args.seq.batch, 4);
+        assert_int_equal(args.run_blocks, cases[i].run_blocks);
+        assert_int_equal(args.heads * args.q_tiles, 32 * 8);
+        const size_t blocks = (size_t)32 * 8 * 2 * (size_t)cases[i].run_blocks;
+        assert_true((const char *)args.zero >= (const char *)args.p + blocks * 8192);
+    }
+}
+
+static void appended_keys_run_on_sm80(void **state)
+{
+    device_call c;
+    device_call_make(&c, "fwd,bf16,b4h8k2,q1000k1500,d640", 0);
+    use_cache(&c);
+    c.cache.k_new = c.cache.v_new = c.f.k;
+    c.cache.k_new.shape[2] = c.cache.v_new.shape[2] = 1;
+    c.cache.k_new.data = (char *)c.f.o.data + ((uintptr_t)1 << 34); /* where nothing else is */
+    c.cache.v_new.data = (char *)c.f.o.data + ((uintptr_t)1 << 35);
+    assert_ok(forward(*state, &c));
+    assert_string_equal(ffpa_last_path(), "cuda/sm80/forward");
+}
+
 static void sizes_beyond_any_memory_are_planned_or_refused(void **state)
 {
     (void)state;
@@ -193,6 +249,9 @@ int main(void)
         cmocka_unit_test_setup_teardown(what_it_does_not_take_runs_on_sm80, fake_set_up,
                                         fake_tear_down),
         cmocka_unit_test_setup_teardown(options_are_told, fake_set_up, fake_tear_down),
+        cmocka_unit_test_setup_teardown(lengths_are_read_on_the_device, fake_set_up,
+                                        fake_tear_down),
+        cmocka_unit_test_setup_teardown(appended_keys_run_on_sm80, fake_set_up, fake_tear_down),
         cmocka_unit_test(sizes_beyond_any_memory_are_planned_or_refused),
         cmocka_unit_test_setup_teardown(too_small_a_workspace_is_left_to_sm80, fake_set_up,
                                         fake_tear_down),

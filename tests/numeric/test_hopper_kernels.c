@@ -208,6 +208,18 @@ static sample *with_window(sample *t)
     return t;
 }
 
+/* Fewer keys than the cache has room for; behind them are NaN and infinity. */
+static sample *with_length(sample *t)
+{
+    static const int32_t length[] = {137};
+    sample_use_cache(t, length);
+    for (int64_t j = length[0]; j < t->spec.nk; j++) {
+        tensor_put(t->t[K], 0, 0, j, j % 64, NAN);
+        tensor_put(t->t[V], 0, 0, j, j % 64, j % 2 ? INFINITY : NAN);
+    }
+    return t;
+}
+
 /* Four sequences, one of them empty; 150 rows, 180 keys. */
 static sample *packed(sample *t)
 {
@@ -336,6 +348,15 @@ static void spill_options(void **state)
     forward(dropped(BF16(2, 140, 140, 640, 640)), family, "infinity and dropout");
 }
 
+static void spill_lengths(void **state)
+{
+    static const char family[] = "cuda/sm90_spill";
+    (void)state;
+    forward(with_length(BF16(2, 140, 270, 640, 640)), family, "plain");
+    forward(with_length(causal(F16(2, 140, 270, 1024, 1024))), family, "causal");
+    forward(with_length(with_all(BF16(2, 140, 270, 512, 512))), family, "all options");
+}
+
 /* ---- backward ------------------------------------------------------------------------------------------ */
 
 static void gradients(void **state)
@@ -441,6 +462,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(pair_parts),
         cmocka_unit_test(spill),
         cmocka_unit_test(spill_options),
+        cmocka_unit_test(spill_lengths),
         cmocka_unit_test(gradients),
         cmocka_unit_test(gradients_range),
         cmocka_unit_test(gradients_options),
