@@ -56,7 +56,8 @@ static void show_all(cJSON *document, const ffpa_context *context)
     const ability backends[] = {probe("cuda", "cuda", NULL), probe("cpu", "cpu", NULL),
                                 probe("reference", "reference", NULL),
                                 probe("naive", "naive", NULL)};
-    const ability isas[] = {probe("avx512_bf16", "cpu", "avx512_bf16"),
+    const ability isas[] = {probe("amx_bf16", "cpu", "amx_bf16"),
+                            probe("avx512_bf16", "cpu", "avx512_bf16"),
                             probe("avx512", "cpu", "avx512"), probe("avx2", "cpu", "avx2"),
                             probe("portable", "cpu", "portable")};
     uint32_t v = ffpa_version();

@@ -140,7 +140,7 @@ const command COMMANDS[] = {
 
 static const char CONTEXT_HELP[] =
     "  --backend NAME       auto (default), cuda, cpu, reference, naive\n"
-    "  --isa NAME           auto (default), avx512_bf16, avx512, avx2, portable\n"
+    "  --isa NAME           auto (default), amx_bf16, avx512_bf16, avx512, avx2, portable\n"
     "  --threads N          CPU threads; one per processor without it\n"
     "  --allow-slow         let the reference take what no fast path supports\n";
 

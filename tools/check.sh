@@ -42,7 +42,7 @@ portable_tests() { FFPA_TEST_PATH=portable quick_tests "$@"; }
 # Paths that this machine has no processor for, and what needs a GPU: tests pass them over.
 passed_over() {
     local isa
-    for isa in avx2 avx512 avx512_bf16; do
+    for isa in avx2 avx512 avx512_bf16 amx_bf16; do
         "$work/gcc/ffpa" info --isa "$isa" >/dev/null 2>&1 || printf 'cpu/%s, ' "$isa"
     done
     echo 'cuda (make check-gpu)'

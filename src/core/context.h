@@ -13,7 +13,8 @@ typedef enum cpu_isa {
     ISA_PORTABLE = 0,
     ISA_AVX2 = 1,
     ISA_AVX512 = 2,
-    ISA_AVX512_BF16 = 3
+    ISA_AVX512_BF16 = 3,
+    ISA_AMX_BF16 = 4
 } cpu_isa;
 
 enum { MAX_BACKENDS = 6 };

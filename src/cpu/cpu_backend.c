@@ -7,6 +7,7 @@
 static const cpu_kernels *kernels_of(const ffpa_context *ctx)
 {
 #if defined(__x86_64__)
+    if (ctx->isa == ISA_AMX_BF16) return &cpu_kernels_amx_bf16;
     if (ctx->isa == ISA_AVX512_BF16) return &cpu_kernels_avx512_bf16;
     if (ctx->isa == ISA_AVX512) return &cpu_kernels_avx512;
     if (ctx->isa == ISA_AVX2) return &cpu_kernels_avx2;

@@ -1,7 +1,40 @@
 /* isa.c - asking the processor. */
+#define _GNU_SOURCE /* syscall */
 #include "cpu/isa.h"
 
 #include <string.h>
+
+#if defined(__x86_64__)
+#    include <cpuid.h>
+#    include <pthread.h>
+#    include <sys/syscall.h>
+#    include <unistd.h>
+
+static bool amx; /* may this process use it? */
+
+/* Tiles are state that the system saves for threads that use it, and a process must ask for that. It may be
+ * refused: then, and where there is no such request, AMX is as good as absent. What was granted holds for all threads
+ * and for children, so asking once will do. */
+static void ask_for_amx(void)
+{
+    enum { AMX_BF16 = 1 << 22, AMX_TILE = 1 << 24 }; /* CPUID leaf 7, EDX */
+    enum { TILE_STATES = 3 << 17 };                  /* XCR0: their configuration, their data */
+    enum { REQUEST_STATE = 0x1023, TILE_DATA = 18 }; /* arch_prctl(ARCH_REQ_XCOMP_PERM) */
+    unsigned a, b, c, d, low, high;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return;
+    if ((d & (AMX_BF16 | AMX_TILE)) != (AMX_BF16 | AMX_TILE)) return;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0)); /* AVX-512 is there, and so is this */
+    if ((low & TILE_STATES) != TILE_STATES) return;
+    amx = syscall(SYS_arch_prctl, REQUEST_STATE, TILE_DATA) == 0;
+}
+
+static bool amx_usable(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, ask_for_amx);
+    return amx;
+}
+#endif
 
 cpu_isa isa_best(void)
 {
@@ -11,7 +44,11 @@ cpu_isa isa_best(void)
     const bool avx512 =
         avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (avx512 && __builtin_cpu_supports("avx512bf16")) return ISA_AVX512_BF16;
+    const bool pairs = avx512 && __builtin_cpu_supports("avx512bf16");
+#    if defined(__x86_64__)
+    if (pairs && amx_usable()) return ISA_AMX_BF16;
+#    endif
+    if (pairs) return ISA_AVX512_BF16;
     if (avx512) return ISA_AVX512;
     if (avx2) return ISA_AVX2;
 #endif
@@ -36,6 +73,7 @@ const char *isa_name(cpu_isa isa)
     case ISA_AVX2: return "avx2";
     case ISA_AVX512: return "avx512";
     case ISA_AVX512_BF16: return "avx512_bf16";
+    case ISA_AMX_BF16: return "amx_bf16";
     }
     return "?";
 }
@@ -45,14 +83,15 @@ ffpa_status isa_by_name(const char *name, const char *fn, cpu_isa *isa)
     const cpu_isa best = isa_best();
     *isa = isa_preferred();
     if (!name || strcmp(name, "auto") == 0) return FFPA_OK;
-    for (cpu_isa i = ISA_PORTABLE; i <= ISA_AVX512_BF16; i++) {
+    for (cpu_isa i = ISA_PORTABLE; i <= ISA_AMX_BF16; i++) {
         if (strcmp(name, isa_name(i)) != 0) continue;
         CHECK(i <= best, FFPA_E_UNSUPPORTED, "%s: cpu_isa=%s, but this processor's best is %s",
               fn, name, isa_name(best));
         *isa = i;
         return FFPA_OK;
     }
-    return fail(FFPA_E_INVALID,
-                "%s: cpu_isa=%.40s is none of auto, avx512_bf16, avx512, avx2, portable", fn,
-                name);
+    return fail(
+        FFPA_E_INVALID,
+        "%s: cpu_isa=%.40s is none of auto, amx_bf16, avx512_bf16, avx512, avx2, portable", fn,
+        name);
 }

@@ -23,7 +23,7 @@ MASKS = [
     (r"(threads +)\d+", r"\1N"),
     (r"(tiles +|workspace +|splits +).*", r"\1..."),
     (r"(processor +).*", r"\1..."),
-    (r"(cuda|avx512_bf16|avx512|avx2) +(yes|no:.*)", r"\1 ..."),
+    (r"(cuda|amx_bf16|avx512_bf16|avx512|avx2) +(yes|no:.*)", r"\1 ..."),
 ]
 
 

@@ -15,6 +15,8 @@
 
 /* The bf16 products of AVX-512, in plain C: see tests/CMakeLists.txt. */
 extern const cpu_kernels cpu_kernels_emulated;
+/* And those of a matrix unit, in plain C. */
+extern const cpu_kernels cpu_kernels_modelled;
 
 static bool any_problem(const ffpa_context *ctx, const problem *p, char *why, size_t why_bytes)
 {
@@ -37,23 +39,27 @@ static bool any_problem(const ffpa_context *ctx, const problem *p, char *why, si
 
 PATH(portable)
 PATH(emulated)
+PATH(modelled)
 #if defined(__x86_64__)
 PATH(avx2)
 PATH(avx512)
 PATH(avx512_bf16)
+PATH(amx_bf16)
 #endif
 
 /* The paths that this processor can run, ended by NULL. */
 static const backend *const *all_paths(void)
 {
-    static const backend *list[6];
+    static const backend *list[8];
     int n = 0;
     list[n++] = &backend_portable;
     list[n++] = &backend_emulated;
+    list[n++] = &backend_modelled;
 #if defined(__x86_64__)
     if (isa_best() >= ISA_AVX2) list[n++] = &backend_avx2;
     if (isa_best() >= ISA_AVX512) list[n++] = &backend_avx512;
     if (isa_best() >= ISA_AVX512_BF16) list[n++] = &backend_avx512_bf16;
+    if (isa_best() >= ISA_AMX_BF16) list[n++] = &backend_amx_bf16;
 #endif
     return list;
 }
@@ -103,7 +109,7 @@ static void check(trial_size z, change_fn *change)
 
 static void causal(trial *t) { t->c.f.causal = FFPA_BOTTOM_RIGHT; }
 
-/* ---- edges: MR is 6 or 12, NR 8, 16 or 32, blocks 128 or (large problems) 256 rows, tiles 96 or 32 keys ---- */
+/* ---- edges: MR is 6 or 12, NR 8, 16 or 32, blocks 128 or (large problems) 256 rows, tiles 96, 256 or 24 keys ---- */
 
 static void edges_of_rows(void **state)
 {
@@ -118,8 +124,9 @@ static void edges_of_rows(void **state)
 
 static void edges_of_keys(void **state)
 {
-    static const int keys[] = {1,  2,  5,  6,  7,  11, 12, 13,  23,  25,  31,  32,  33,  63,
-                               64, 65, 66, 67, 95, 96, 97, 143, 144, 145, 191, 192, 193, 289};
+    static const int keys[] = {1,   2,   5,   6,   7,   11,  12,  13,  23,  25, 31,
+                               32,  33,  63,  64,  65,  66,  67,  95,  96,  97, 143,
+                               144, 145, 191, 192, 193, 255, 256, 257, 289, 513};
     (void)state;
     for (size_t i = 0; i < COUNT(keys); i++) {
         check((trial_size){1, 1, 1, 3, keys[i], 33, 20}, causal);
@@ -217,6 +224,51 @@ static void large_blocks(void **state)
         check_one((trial_size){4, 8, 8, rows[i], 97, 5, 3}, FFPA_BF16, window);
     }
     check((trial_size){4, 8, 8, 257, 205, 20, 12}, everything);
+}
+
+static void several_large_tiles(void **state)
+{
+    static change_fn *const changes[] = {nothing, causal,      window,
+                                         dropout, mask_sparse, everything};
+    (void)state;
+    for (size_t i = 0; i < COUNT(changes); i++)
+        check_one((trial_size){1, 2, 1, 150, 600, 40, 40}, FFPA_BF16, changes[i]);
+}
+
+/* ---- subnormal bf16, which some products take for 0 ---- */
+
+static void fill_with(const ffpa_tensor *t, double size)
+{
+    for (int64_t n = 0; n < tensor_count(t); n++)
+        tensor_set_nth(t, n, size * (double)(n % 7 - 3));
+}
+static void subnormal_keys(trial *t)
+{
+    fill_with(&t->c.f.q, 0x1p124);
+    fill_with(&t->c.f.k, 0x1p-130);
+    t->c.f.scale = 1;
+}
+static void subnormal_queries(trial *t)
+{
+    fill_with(&t->c.f.q, 0x1p-130);
+    fill_with(&t->c.f.k, 0x1p124);
+    t->c.f.scale = 1;
+}
+static void large_scale(trial *t)
+{
+    fill_with(&t->c.f.q, 0x1p-120);
+    fill_with(&t->c.f.k, 0x1p-10);
+    t->c.f.scale = 0x1p120f;
+}
+static void values_of_no_size(trial *t) { fill_with(&t->c.f.v, 0x1p-130); }
+
+static void subnormal_numbers(void **state)
+{
+    static change_fn *const changes[] = {subnormal_keys, subnormal_queries, large_scale,
+                                         values_of_no_size};
+    (void)state;
+    for (size_t i = 0; i < COUNT(changes); i++)
+        check_one((trial_size){1, 2, 1, 40, 70, 18, 20}, FFPA_BF16, changes[i]);
 }
 
 /* ---- strides: the head dimension is the slow one ---- */
@@ -469,6 +521,8 @@ int main(void)
         cmocka_unit_test(edges_of_splits),
         cmocka_unit_test(options),
         cmocka_unit_test(large_blocks),
+        cmocka_unit_test(several_large_tiles),
+        cmocka_unit_test(subnormal_numbers),
         cmocka_unit_test(strides),
         cmocka_unit_test(any_batch),
         cmocka_unit_test(sink_above_all),

@@ -12,6 +12,7 @@ static judge_path paths[] = {
     {"cpu/avx2", "cpu", "avx2", NULL, false},
     {"cpu/avx512", "cpu", "avx512", NULL, false},
     {"cpu/avx512_bf16", "cpu", "avx512_bf16", NULL, false},
+    {"cpu/amx_bf16", "cpu", "amx_bf16", NULL, false},
     {"cuda", "cuda", NULL, NULL, false},
     {NULL, NULL, NULL, NULL, false},
 };
@@ -69,7 +70,7 @@ static int create_paths(const char *only, bool spare)
         if (!wanted(p, only, spare)) continue;
         const ffpa_status status = create(p->backend, p->isa, 2, &p->ctx);
         /* Only an instruction set that this processor lacks may be passed over. */
-        if (status == FFPA_E_UNSUPPORTED && p->isa && strncmp(p->isa, "avx", 3) == 0) continue;
+        if (status == FFPA_E_UNSUPPORTED && p->isa && strcmp(p->isa, "portable") != 0) continue;
         if (status != FFPA_OK) fail_msg("context %s: %s", p->name, ffpa_last_error());
         usable[n++] = *p;
     }

@@ -10,10 +10,12 @@
 typedef struct tiles {
     int bm, bn;          /* most rows of a block; keys of a tile */
     ptrdiff_t d, dv, ld; /* ld: stride of K and V rows in scratch */
-    size_t bias;         /* floats of mask scratch */
-    size_t keep;         /* floats of dropout scratch */
-    bool pairs;          /* bf16 that is multiplied as it is */
-    bool exact;          /* f32, whose large scores are added up in f64 */
+    ptrdiff_t ld_k,
+        ld_v;    /* with pairs: words between rows of K, and between rows or columns of V */
+    size_t bias; /* floats of mask scratch */
+    size_t keep; /* floats of dropout scratch */
+    bool pairs;  /* bf16 that is multiplied as it is */
+    bool exact;  /* f32, whose large scores are added up in f64 */
 } tiles;
 
 /* Scratch of one worker, cut from the workspace. On the right: blocks of few rows (few.h). With
@@ -28,6 +30,7 @@ typedef struct block_scratch {
     float *pairs; /* [bm / NR][bn / 2][NR] weights as words, with tiles.pairs */
     float *low;   /* [bn][NR] what scores lack, with tiles.exact (scores_exact.c) */
     float *panel; /* [d][NR] few rows of Q as a panel, with tiles.exact */
+    float *columns; /* [dv][ld_v] a tile of V as columns of words, on a matrix unit */
 } block_scratch;
 
 /* State after the keys seen so far: o = sum e^(s - m) v and l = sum e^(s - m), per lane. */
@@ -35,6 +38,7 @@ typedef struct block_state {
     row_block rb;
     scores sc;
     float m[MAX_ROWS], l[MAX_ROWS];
+    float rounded[MAX_ROWS];       /* with tiles.pairs: l of the weights as bf16 */
     tile_part part[MAX_ROWS / NR]; /* of the tile, for each panel */
     bool few;                      /* at most FEW_ROWS rows */
     bool fresh;                    /* no key yet: o is not initialised */

@@ -174,7 +174,7 @@ tile_part scores_part(const scores *sc, int lane0)
         from = rb->from[r] > from ? rb->from[r] : from;
         to = rb->to[r] < to ? rb->to[r] : to;
     }
-    first = first < sc->j0 ? sc->j0 : first - (first - sc->j0) % 2;
+    first = first < sc->j0 ? sc->j0 : first - (first - sc->j0) % PART_STEP;
     last = last > end ? end : last;
     if (first >= last) return (tile_part){0, 0, true};
     return (tile_part){first - sc->j0, last - first, from > first || to < last};

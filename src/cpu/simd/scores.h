@@ -10,9 +10,10 @@
 #define FFPA_CPU_SIMD_SCORES_H
 
 #include "core/dropout.h"
+#include "cpu/simd/matrix.h"
 #include "cpu/simd/rows.h"
 
-enum { MAX_KEYS = 192 }; /* keys of a tile */
+enum { MAX_KEYS = HAS_MATRIX ? 256 : 192 }; /* keys of a tile */
 
 typedef enum tile_kind {
     TILE_EMPTY,  /* no lane may see any key: nothing to do */
@@ -57,7 +58,10 @@ typedef struct tile_part {
 } tile_part;
 
 /* The whole tile, and what of it some lane of the panel at lane0 may see as far as causal and window go:
- * an even start, n = 0 if nothing. */
+ * its start is a multiple of PART_STEP, n = 0 if nothing. */
+enum {
+    PART_STEP = HAS_MATRIX ? 2 * MATRIX_EDGE : 2
+}; /* bf16 of whole words, or of whole tiles of them */
 INLINE tile_part scores_whole(const scores *sc) { return (tile_part){0, sc->n, sc->ranged}; }
 #define scores_part ISA_NAME(scores_part)
 tile_part scores_part(const scores *sc, int lane0);

@@ -15,6 +15,6 @@ typedef struct cpu_kernels {
 } cpu_kernels;
 
 extern const cpu_kernels cpu_kernels_portable, cpu_kernels_avx2, cpu_kernels_avx512,
-    cpu_kernels_avx512_bf16;
+    cpu_kernels_avx512_bf16, cpu_kernels_amx_bf16;
 
 #endif

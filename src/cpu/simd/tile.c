@@ -1,5 +1,6 @@
 /* tile.c - the register tile, one copy per number of rows and way of walking A; see tile.h. */
 #include "cpu/simd/tile.h"
+#include "cpu/simd/matrix.h"
 
 /* A unit stride of A becomes an address offset, which saves an addition per load. PARTIAL is
  * any strides and fewer than NR columns; PAIRS_* take words of two bf16. */
@@ -97,7 +98,7 @@ BLOCKS(3)
 BLOCKS(4)
 BLOCKS(5)
 BLOCKS(6)
-#if defined(__AVX512F__)
+#if VEC_LANES == 16
 BLOCKS(7)
 BLOCKS(8)
 BLOCKS(9)
@@ -108,7 +109,7 @@ BLOCKS(12)
 
 static block_fn *const blocks[MR + 1][WALKS] = {
     NAMES(1), NAMES(2), NAMES(3), NAMES(4),  NAMES(5),  NAMES(6),
-#if defined(__AVX512F__)
+#if VEC_LANES == 16
     NAMES(7), NAMES(8), NAMES(9), NAMES(10), NAMES(11), NAMES(12),
 #endif
 };
@@ -122,25 +123,13 @@ typedef struct panel {
     tile_c c;
 } panel;
 
-static void fetch(tile_ahead *next)
-{
-    for (ptrdiff_t i = 0; i < next->share && next->rows > 0; i++) {
-        __builtin_prefetch(next->row + next->at, 0, 2);
-        next->at += LINE * (ptrdiff_t)sizeof(float);
-        if (next->at < next->bytes) continue;
-        next->at = 0;
-        next->row += next->stride;
-        next->rows--;
-    }
-}
-
 static void panel_mul(enum walk walk, const panel *p)
 {
     for (ptrdiff_t i = 0, left = (p->m + MR - 1) / MR; left > 0; left--) {
         const ptrdiff_t rows = (p->m - i + left - 1) / left; /* even: short blocks are slow */
         const tile_a a = {p->a.p + i * p->a.row, p->a.row, p->a.col, NULL};
         const tile_c c = {p->c.p + i * p->c.ld, p->c.ld, p->c.add};
-        if (p->a.ahead) fetch(p->a.ahead);
+        if (p->a.ahead) tile_fetch(p->a.ahead, p->a.ahead->share);
         blocks[rows][walk](&p->size, &a, &p->b, &c);
         i += rows;
     }
@@ -172,7 +161,11 @@ void tile_dots(ptrdiff_t m, ptrdiff_t n, ptrdiff_t depth, tile_a a, tile_b b, ti
 
 void tile_mul_pairs(ptrdiff_t m, ptrdiff_t words, tile_a a, tile_b b, tile_c c)
 {
+#if FFPA_MATRIX
+    matrix_mul(m, words, a, b, c);
+#else
     const bool dots = a.col == 1;
     const panel p = {m, {NR, words, dots ? TILE_CHAIN : words}, a, b, c};
     panel_mul(dots ? PAIRS_K : PAIRS_I, &p);
+#endif
 }

@@ -43,6 +43,18 @@ typedef struct tile_ahead {
     ptrdiff_t share;               /* lines per register tile */
 } tile_ahead;
 
+INLINE void tile_fetch(tile_ahead *next, ptrdiff_t lines)
+{
+    for (ptrdiff_t i = 0; i < lines && next->rows > 0; i++) {
+        __builtin_prefetch(next->row + next->at, 0, 2);
+        next->at += 64;
+        if (next->at < next->bytes) continue;
+        next->at = 0;
+        next->row += next->stride;
+        next->rows--;
+    }
+}
+
 typedef struct tile_a { /* element (i, k) is p[i * row + k * col]; any strides, any alignment */
     const float *p;
     ptrdiff_t row, col;
@@ -73,7 +85,7 @@ void tile_dots(ptrdiff_t m, ptrdiff_t n, ptrdiff_t depth, tile_a a, tile_b b, ti
 
 /* Both over pairs of bf16: A and B hold words of two neighbouring k, the even one in the low
  * half, and every stride counts words. NR columns; a.row is 1, or a.col is and the sums are chains of
- * TILE_CHAIN words. */
+ * TILE_CHAIN words. On a matrix unit a.col is 1 and the operands are padded (matrix.h). */
 #define tile_mul_pairs ISA_NAME(tile_mul_pairs)
 void tile_mul_pairs(ptrdiff_t m, ptrdiff_t words, tile_a a, tile_b b, tile_c c);
 

@@ -20,12 +20,15 @@
 
 /* VL lanes per vector, MR rows of a register tile: MR x 2 accumulators, 2 vectors of B and one
  * broadcast must fit in the register file. */
-#if defined(__AVX512F__)
-enum { VL = 16, MR = 12 };
+#if defined(__AVX512F__) || defined(FFPA_MATRIX_MODEL) /* tests: see matrix.h */
+#    define VEC_LANES 16
+enum { VL = VEC_LANES, MR = 12 };
 #elif defined(__AVX2__)
-enum { VL = 8, MR = 6 };
+#    define VEC_LANES 8
+enum { VL = VEC_LANES, MR = 6 };
 #else
-enum { VL = 4, MR = 6 };
+#    define VEC_LANES 4
+enum { VL = VEC_LANES, MR = 6 };
 #endif
 enum { NR = 2 * VL }; /* columns of a register tile, two vectors */
 
@@ -56,7 +59,7 @@ INLINE vf vfma(vf a, vf b, vf c) { return a * b + c; } /* contracted: -ffp-contr
 INLINE vf vmul_alone(vf a, vf b)
 {
     vf x = a * b;
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(FFPA_MATRIX_MODEL) /* a register holds VL lanes */
     __asm__("" : "+x"(x));
 #else
     __asm__("" : "+m"(x));
@@ -82,13 +85,13 @@ INLINE vd vwiden(const float *p)
 INLINE vf vselect(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
 
 /* Lanes of a and b in turn: of their first halves, of their second halves. */
-#if defined(__AVX512F__)
+#if VEC_LANES == 16
 #    define vmix_low(a, b) \
         __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23)
 #    define vmix_high(a, b)                                                                 \
         __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, \
                                 15, 31)
-#elif defined(__AVX2__)
+#elif VEC_LANES == 8
 #    define vmix_low(a, b)  __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
 #    define vmix_high(a, b) __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
 #else
@@ -179,7 +182,10 @@ INLINE float vsum(vf a)
     x = _mm_add_ps(x, _mm_movehl_ps(x, x));
     return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
 #else
-    return (a[0] + a[2]) + (a[1] + a[3]);
+    for (int n = VL / 2; n > 0; n /= 2)
+        for (int i = 0; i < n; i++)
+            a[i] += a[i + n];
+    return a[0];
 #endif
 }
 
@@ -318,7 +324,7 @@ INLINE vf vload_f16(const uint16_t *p)
 }
 
 /* Can bf16 be multiplied as it is? FFPA_EMULATE_PAIRS lets tests run that code anywhere. */
-#if defined(__AVX512BF16__) || defined(FFPA_EMULATE_PAIRS)
+#if defined(__AVX512BF16__) || defined(FFPA_EMULATE_PAIRS) || defined(FFPA_MATRIX_MODEL)
 enum { HAS_PAIRS = 1 };
 #else
 enum { HAS_PAIRS = 0 };
@@ -344,10 +350,19 @@ INLINE vu vround_bf16(vf x)
                        (vf)vuset(0x7fc00000)); /* NaN must not carry over */
 }
 
-/* Two vectors as words of two bf16: `low` in the low halves. */
+/* Two vectors as words of two bf16: `low` in the low halves. The instruction takes subnormals for 0, as those that
+ * multiply such words do. */
 INLINE vf vpack_bf16(vf low, vf high)
 {
+#if defined(__AVX512BF16__)
+    const __m512i even_odd =
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
+                         22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+    return (vf)_mm512_permutexvar_epi16(even_odd, halves);
+#else
     return (vf)(vround_bf16(low) >> 16 | (vround_bf16(high) & vuset(0xffff0000)));
+#endif
 }
 
 /* VL lanes as bf16, rounded to nearest even. */
