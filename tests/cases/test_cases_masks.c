@@ -158,7 +158,8 @@ static void large_values(const setting *s)
 }
 CASE(b07_large_values, ON_F16, 0, large_values)
 
-/* Forward and backward with whatever the last keys hold equal the run with zeros there. */
+/* Forward and backward with whatever the last keys hold equal the run with zeros there (on a GPU nearly: rows whose products
+ * met NaN are computed again, in another order). */
 static void compare_with_clean(sample *dirty, int64_t valid, const setting *s)
 {
     sample *clean = sample_copy(dirty, 0);
@@ -176,7 +177,7 @@ static void compare_with_clean(sample *dirty, int64_t valid, const setting *s)
     must_backward(dirty, s);
     const role outputs[] = {O, LSE, DQ, DK, DV};
     for (size_t x = 0; x < COUNT(outputs); x++)
-        expect_same(dirty, clean, outputs[x], s);
+        expect_alike(dirty, clean, outputs[x], s);
     for (int64_t j = valid; j < clean->t[K]->view.shape[2]; j++) {
         expect_row(dirty, DK, j, 0, 0, s);
         expect_row(dirty, DV, j, 0, 0, s);
@@ -238,7 +239,8 @@ static void poison(const setting *s, int64_t nq, int64_t bad_v, int64_t bad_k)
             const double dq = tensor_at(dirty->t[DQ], 0, 0, i, c);
             assert_int_equal(isnan(o) != 0, i >= bad_v);
             assert_int_equal(isnan(dq) != 0, i >= bad_v);
-            if (i >= bad_v) continue;
+            /* A GPU may compute rows beside them again, in another order: the judge below compares. */
+            if (i >= bad_v || judge_on_device(s->path->ctx)) continue;
             assert_true(o == tensor_at(clean->t[O], 0, 0, i, c));
             assert_true(dq == tensor_at(clean->t[DQ], 0, 0, i, c));
         }

@@ -21,7 +21,7 @@ shopt -s lastpipe # `jobs | many` may say what failed
 from=$PWD
 cd "$(dirname "$0")/../.."
 parts=library,sanitize,host,bench,python,cases backend=cuda build= out= jobs=$(nproc) seconds=460 failed=() summary=()
-declare -A share=([library]=60 [sanitize]=130 [host]=40 [bench]=120 [python]=140 [cases]=200)
+declare -A share=([library]=60 [sanitize]=130 [host]=40 [bench]=120 [python]=180 [cases]=200)
 usage() { sed -n '2,/^set/p' "$0" | sed '$d' && exit 2; }
 while [ $# -gt 0 ]; do
     [ "$1" = --quick ] && export FFPA_TEST_EFFORT=quick && shift && continue

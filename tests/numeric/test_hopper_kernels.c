@@ -331,21 +331,45 @@ static void spill(void **state)
     forward(t, family, "chunks of rows");
 }
 
+/* A kernel with options takes many seconds to compile: several tests, which processes may share. */
 static void spill_options(void **state)
 {
     static const char family[] = "cuda/sm90_spill";
     (void)state;
     forward(with_all(BF16(2, 140, 270, 512, 512)), family, "all options");
-    forward(with_all(F16(2, 140, 270, 1024, 584)), family, "all options, widest");
+    forward(dropped(BF16(2, 140, 140, 640, 640)), family, "infinity and dropout");
+}
+
+static void spill_options_widest(void **state)
+{
+    (void)state;
+    forward(with_all(F16(2, 140, 270, 1024, 584)), "cuda/sm90_spill", "all options, widest");
+}
+
+static void spill_masks(void **state)
+{
+    static const char family[] = "cuda/sm90_spill";
+    (void)state;
     forward(with_mask(BF16(2, 140, 288, 512, 512)), family, "bool mask, 16 keys at once");
+    forward(poisoned(with_mask(BF16(2, 140, 140, 512, 512))), family, "bool mask and NaN");
     forward(with_mask(BF16(2, 140, 270, 576, 576)), family, "bool mask, a key at a time");
-    forward(causal(with_softcap(BF16(2, 140, 270, 512, 512))), family, "softcap");
-    forward(with_alibi(BF16(2, 140, 470, 512, 512)), family, "ALiBi, bases from the diagonal");
+}
+
+static void spill_biases(void **state)
+{
+    static const char family[] = "cuda/sm90_spill";
+    (void)state;
     forward(with_ramp(BF16(2, 140, 470, 512, 512)), family, "added mask, bases that move");
     forward(with_bias(with_dropout(BF16(2, 140, 270, 640, 640))), family,
             "added mask and dropout");
-    forward(poisoned(with_mask(BF16(2, 140, 140, 512, 512))), family, "bool mask and NaN");
-    forward(dropped(BF16(2, 140, 140, 640, 640)), family, "infinity and dropout");
+}
+
+static void spill_scores(void **state)
+{
+    static const char family[] = "cuda/sm90_spill";
+    (void)state;
+    forward(causal(with_softcap(BF16(2, 140, 270, 512, 512))), family, "softcap");
+    forward(with_alibi(BF16(2, 140, 470, 512, 512)), family, "ALiBi, bases from the diagonal");
 }
 
 static void spill_lengths(void **state)
@@ -462,6 +486,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(pair_parts),
         cmocka_unit_test(spill),
         cmocka_unit_test(spill_options),
+        cmocka_unit_test(spill_options_widest),
+        cmocka_unit_test(spill_masks),
+        cmocka_unit_test(spill_biases),
+        cmocka_unit_test(spill_scores),
         cmocka_unit_test(spill_lengths),
         cmocka_unit_test(gradients),
         cmocka_unit_test(gradients_range),
