@@ -148,7 +148,8 @@ typedef struct ffpa_context_options {
     const char *backend; /* "auto" (default: by where the tensors are), "cuda", "cpu", "reference",
                             "naive"; "cuda/FAMILY" = one family of GPU kernels alone, such as "cuda/sm80";
                             FFPA_BACKEND */
-    const char *cpu_isa; /* "auto" (default), "amx_bf16", "avx512_bf16", "avx512", "avx2", "portable"; FFPA_CPU_ISA */
+    const char *cpu_isa; /* "auto" (default; never "amx_bf16"), "amx_bf16", "avx512_bf16", "avx512", "avx2", "portable";
+                            FFPA_CPU_ISA */
     int32_t policy;      /* ffpa_policy */
     int32_t threads;     /* CPU threads, at most 1024; 0 = one per processor this process may use; FFPA_THREADS */
     ffpa_alloc_fn alloc; /* host memory; both or neither */

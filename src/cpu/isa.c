@@ -36,7 +36,8 @@ static bool amx_usable(void)
 }
 #endif
 
-cpu_isa isa_best(void)
+/* The best without the matrix unit. */
+static cpu_isa best_vectors(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_cpu_init();
@@ -45,9 +46,6 @@ cpu_isa isa_best(void)
         avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     const bool pairs = avx512 && __builtin_cpu_supports("avx512bf16");
-#    if defined(__x86_64__)
-    if (pairs && amx_usable()) return ISA_AMX_BF16;
-#    endif
     if (pairs) return ISA_AVX512_BF16;
     if (avx512) return ISA_AVX512;
     if (avx2) return ISA_AVX2;
@@ -55,11 +53,20 @@ cpu_isa isa_best(void)
     return ISA_PORTABLE;
 }
 
+cpu_isa isa_best(void)
+{
+    const cpu_isa best = best_vectors();
+#if defined(__x86_64__)
+    if (best == ISA_AVX512_BF16 && amx_usable()) return ISA_AMX_BF16;
+#endif
+    return best;
+}
+
 /* What "auto" takes. Only AMD's bf16 pair product is faster than its f32 one; Intel's has the same rate,
- * and preparing the pairs costs a third (design/0002). */
+ * and preparing the pairs costs a third (design/0002). AMX is for who asks for it (design/0005). */
 static cpu_isa isa_preferred(void)
 {
-    const cpu_isa best = isa_best();
+    const cpu_isa best = best_vectors();
 #if defined(__x86_64__) || defined(__i386__)
     if (best == ISA_AVX512_BF16 && !__builtin_cpu_is("amd")) return ISA_AVX512;
 #endif
@@ -80,9 +87,9 @@ const char *isa_name(cpu_isa isa)
 
 ffpa_status isa_by_name(const char *name, const char *fn, cpu_isa *isa)
 {
-    const cpu_isa best = isa_best();
     *isa = isa_preferred();
     if (!name || strcmp(name, "auto") == 0) return FFPA_OK;
+    const cpu_isa best = isa_best();
     for (cpu_isa i = ISA_PORTABLE; i <= ISA_AMX_BF16; i++) {
         if (strcmp(name, isa_name(i)) != 0) continue;
         CHECK(i <= best, FFPA_E_UNSUPPORTED, "%s: cpu_isa=%s, but this processor's best is %s",
