@@ -107,7 +107,6 @@ FFPA_DEVICE float f32_of_f16(u16 bits)
     return r;
 }
 
-// 2^x, relative error about 2^-22.                                   [ex2.approx.ftz]
 // 1 / x, to the last bit or so.                                            [rcp.approx.ftz]
 FFPA_DEVICE float rcp(float x)
 {
@@ -116,6 +115,7 @@ FFPA_DEVICE float rcp(float x)
     return y;
 }
 
+// 2^x, relative error about 2^-22.                                   [ex2.approx.ftz]
 FFPA_DEVICE float ex2(float x)
 {
     float r;

@@ -70,13 +70,10 @@ FFPA_DEVICE u32 mask_value(const ScoreRow &r, int j, i64 offset, bool inside)
 // Then the score of key j from score_capped's value.
 FFPA_DEVICE float score_of(const ScoreRow &r, float t, int j, u32 bits)
 {
-    const float bias = FFPA_MASK == F32    ? __uint_as_float(bits)
-                       : FFPA_MASK == BF16 ? __uint_as_float(bits << 16)
-                       : FFPA_MASK == F16  ? f32_of_f16((u16)bits)
-                       : bits              ? 0.0f
-                                           : -FFPA_INF;
+    const bool added = FFPA_MASK && FFPA_MASK != BOOL;
+    const float bias = added ? element_of_bits(bits, FFPA_MASK) : bits ? 0.0f : -FFPA_INF;
     if (FFPA_ALIBI) t -= r.slope * fabsf((float)(r.diagonal - j));
-    if (FFPA_MASK && FFPA_MASK != BOOL) t += bias;
+    if (added) t += bias;
     return bias == -FFPA_INF ? -FFPA_INF : t;
 }
 

@@ -24,20 +24,25 @@ static constexpr u32 INF_BITS = 0x7f800000u;
 
 #include "common/ptx.cuh"
 
+// The bits of an element, from the lowest on, as f32.
+FFPA_DEVICE float element_of_bits(u32 bits, int dtype)
+{
+    if (dtype == F32) return __uint_as_float(bits);
+    return dtype == F16 ? f32_of_f16((u16)bits) : __uint_as_float(bits << 16);
+}
+
 // Element i of an array as f32.
 FFPA_DEVICE float element_get(const void *base, i64 i, int dtype)
 {
     if (dtype == F32) return ((const float *)base)[i];
-    const u16 bits = ((const u16 *)base)[i];
-    return dtype == F16 ? f32_of_f16(bits) : __uint_as_float((u32)bits << 16);
+    return element_of_bits(((const u16 *)base)[i], dtype);
 }
 
 // The same where the compiler must not gather many of them: rare paths that run beside full accumulators.
 FFPA_DEVICE float element_get_alone(const void *base, i64 i, int dtype)
 {
     if (dtype == F32) return ((const volatile float *)base)[i];
-    const u16 bits = ((const volatile u16 *)base)[i];
-    return dtype == F16 ? f32_of_f16(bits) : __uint_as_float((u32)bits << 16);
+    return element_of_bits(((const volatile u16 *)base)[i], dtype);
 }
 
 FFPA_DEVICE void element_put(void *base, i64 i, int dtype, float x)

@@ -21,15 +21,6 @@ struct Item {
     HeadKeys keys;
 #endif
 };
-// The keys of an item's head.
-FFPA_DEVICE HeadKeys keys_of(const Item &t)
-{
-#if FFPA_CACHE
-    return t.keys;
-#else
-    return {};
-#endif
-}
 struct Smem {
     alignas(1024) u8 slot[STAGES][5 * BLOCK]; // 128 rows of Q, 192 of K
     alignas(1024) u8 staging[2][3 * BLOCK];

@@ -88,6 +88,14 @@ FFPA_DEVICE HeadKeys keys_of_head(const fwd_spill_args &a, int head)
     return {};
 #endif
 }
+template <class Item> FFPA_DEVICE HeadKeys keys_of(const Item &t)
+{
+#if FFPA_CACHE
+    return t.keys;
+#else
+    return {};
+#endif
+}
 FFPA_DEVICE int key_count(const fwd_spill_args &a, const HeadKeys &k)
 {
 #if FFPA_CACHE

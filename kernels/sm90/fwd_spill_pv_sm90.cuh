@@ -91,15 +91,6 @@ FFPA_DEVICE void find_parts(const fwd_spill_args &a, Item &t)
 // Was P of step j (64 keys) written?
 FFPA_DEVICE bool written(const Part &p, int j) { return j >= p.first && j < p.end; }
 
-FFPA_DEVICE HeadKeys keys_of(const Item &t)
-{
-#if FFPA_CACHE
-    return t.keys;
-#else
-    return {};
-#endif
-}
-
 // ---- loads ----------------------------------------------------------------------------------------------
 
 FFPA_DEVICE int draw(const fwd_spill_args &a) { return (int)atomic_add(&a.tickets[1], 1); }

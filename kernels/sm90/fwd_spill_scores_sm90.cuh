@@ -95,8 +95,7 @@ FFPA_DEVICE void bias_of(const HeadOptions &o, const fwd_spill_args &a, int row,
                 bias[i] = x.x, bias[i + 1] = x.y;
             } else {
                 const u32 x = *(const u32 *)at;
-                bias[i] = FFPA_MASK == F16 ? f32_of_f16((u16)x) : __uint_as_float(x << 16);
-                bias[i + 1] = FFPA_MASK == F16 ? f32_of_f16((u16)(x >> 16)) : __uint_as_float(x & 0xffff0000u);
+                bias[i] = element_of_bits(x, FFPA_MASK), bias[i + 1] = element_of_bits(x >> 16, FFPA_MASK);
             }
         }
         return;
