@@ -45,8 +45,7 @@ static cpu_isa best_vectors(void)
     const bool avx512 =
         avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    const bool pairs = avx512 && __builtin_cpu_supports("avx512bf16");
-    if (pairs) return ISA_AVX512_BF16;
+    if (avx512 && __builtin_cpu_supports("avx512bf16")) return ISA_AVX512_BF16;
     if (avx512) return ISA_AVX512;
     if (avx2) return ISA_AVX2;
 #endif

@@ -10,12 +10,12 @@
 typedef struct tiles {
     int bm, bn;          /* most rows of a block; keys of a tile */
     ptrdiff_t d, dv, ld; /* ld: stride of K and V rows in scratch */
-    ptrdiff_t ld_k,
-        ld_v;    /* with pairs: words between rows of K, and between rows or columns of V */
-    size_t bias; /* floats of mask scratch */
-    size_t keep; /* floats of dropout scratch */
-    bool pairs;  /* bf16 that is multiplied as it is */
-    bool exact;  /* f32, whose large scores are added up in f64 */
+    ptrdiff_t ld_k;      /* with pairs: words between rows of K */
+    ptrdiff_t ld_v;      /* the same of rows, or columns, of V */
+    size_t bias;         /* floats of mask scratch */
+    size_t keep;         /* floats of dropout scratch */
+    bool pairs;          /* bf16 that is multiplied as it is */
+    bool exact;          /* f32, whose large scores are added up in f64 */
 } tiles;
 
 /* Scratch of one worker, cut from the workspace. On the right: blocks of few rows (few.h). With

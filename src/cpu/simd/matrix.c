@@ -61,10 +61,8 @@ static void edge_mul(ptrdiff_t m, ptrdiff_t words, const tile_a *a, const tile_b
     float block[MATRIX_BLOCK][NR] = {{0}};
     for (ptrdiff_t i = 0; c->add && i < m; i++)
         memcpy(block[i], c->p + i * c->ld, sizeof block[i]);
-    __asm__ volatile(""
-                     :
-                     : "r"(block)
-                     : "memory"); /* the loads of tiles do not say that they read */
+    /* The loads of tiles do not say that they read. */
+    __asm__ volatile("" : : "r"(block) : "memory");
     block_mul(words, a, b, &(tile_c){block[0], NR, c->add}, 0);
     for (ptrdiff_t i = 0; i < m; i++)
         memcpy(c->p + i * c->ld, block[i], sizeof block[i]);

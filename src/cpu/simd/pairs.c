@@ -82,8 +82,7 @@ bool pairs_finite(const row_block *rb, int64_t j0, ptrdiff_t n)
     vu sum = vuset(0);
     for (ptrdiff_t j = 0; j < n; j++) {
         const uint16_t *row = sequence_key(rb->s, v, rb->hk, j0 + j);
-        for (ptrdiff_t c = 0; c < (dv + 1) / 2;
-             c += VL) /* the top exponent carries into the sign */
+        for (ptrdiff_t c = 0; c < (dv + 1) / 2; c += VL) /* the top exponent carries over */
             sum |= ((vu)load_words(row, 1, c, dv) & infinity) + least;
     }
     return !vany((vi)(sum & vuset(0x80008000)));

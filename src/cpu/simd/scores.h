@@ -57,11 +57,11 @@ typedef struct tile_part {
     bool ranged; /* causal or window cuts through them */
 } tile_part;
 
+/* bf16 of whole words, or of whole tiles of them. */
+enum { PART_STEP = HAS_MATRIX ? 2 * MATRIX_EDGE : 2 };
+
 /* The whole tile, and what of it some lane of the panel at lane0 may see as far as causal and window go:
  * its start is a multiple of PART_STEP, n = 0 if nothing. */
-enum {
-    PART_STEP = HAS_MATRIX ? 2 * MATRIX_EDGE : 2
-}; /* bf16 of whole words, or of whole tiles of them */
 INLINE tile_part scores_whole(const scores *sc) { return (tile_part){0, sc->n, sc->ranged}; }
 #define scores_part ISA_NAME(scores_part)
 tile_part scores_part(const scores *sc, int lane0);
